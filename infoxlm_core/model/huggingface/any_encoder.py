@@ -1,4 +1,4 @@
-"""Loads Hugging Face encoders of any type, and finds out which vectors of an encoder represent sentences."""
+"""Loads any Hugging Face encoder, and reads how the encoder computes sentence vectors."""
 
 import json
 import logging
@@ -21,14 +21,14 @@ from infoxlm_core.model.huggingface import directories, pretrained, stored_weigh
 from infoxlm_core.model.huggingface.directories import MODULES
 from infoxlm_core.model.huggingface.pretrained import PROJECTION
 
-if TYPE_CHECKING:  # their import takes three seconds, so only processes that load a model pay for it
+if TYPE_CHECKING:  # this import takes three seconds, so leave it to processes that load a model
     from transformers import PreTrainedModel as Model
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
 logger = logging.getLogger(__name__)
 PROMPTS = "config_sentence_transformers.json"
 LENGTH = "sentence_bert_config.json"
-_COPY_AGAIN = "copy the model again"  # the remedy for a damaged file
+_COPY_AGAIN = "copy the model again"  # remedy for a damaged file
 _POOLING_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "cls": "cls", "mean": "mean"}
 
 
@@ -41,36 +41,36 @@ class _Module(TypedDict):
 
 
 def has_language_model_head(directory: Path) -> bool:
-    """Return whether a Hugging Face directory contains a masked language model, not only an encoder."""
+    """Return whether a Hugging Face directory contains a masked language model, not just an encoder."""
     config = pretrained.read_config(directory)
     architectures = config.get("architectures") or []
-    if "XLMWithLMHeadModel" in architectures:  # XLM has one class for both of its objectives
+    if "XLMWithLMHeadModel" in architectures:  # XLM's class for both causal and masked LM
         return not config.get("causal")
-    if "BertForPreTraining" in architectures:  # our mBERT, which has a masked-LM head and one for NSP
+    if "BertForPreTraining" in architectures:  # our mBERT, with heads for masked LM and NSP
         return True
     return any("ForMaskedLM" in architecture for architecture in architectures)
 
 
 def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Model, Tokenizer]":
-    """Load an encoder and its tokenizer in fp32 and evaluation mode, with the masked-LM head if there is one.
+    """Load an encoder in fp32 and evaluation mode, with its masked-LM head (if any) and its tokenizer.
 
     Args:
         directory: Hugging Face directory of the model.
-        device: where to load it; None: on a GPU if possible.
+        device: device of the encoder; None: a GPU if possible.
 
     Raises:
-        InputError: the model is incomplete or damaged, or is not an encoder.
+        InputError: the model is incomplete, damaged, or not an encoder.
     """
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise InputError(f"{directory} has no config.json: give a Hugging Face model directory")
     if directories.is_translator(directory):
         raise InputError(f"{directory} has a translator: give an encoder, or use `infoxlm translate`")
-    pretrained.read_config(directory)  # raises InputError for sizes on which the next calls would fail otherwise
+    pretrained.read_config(directory)  # raises InputError for impossible sizes
     tokenizer = tokenizers.load(directory)
     if tokenizer.pad_token_id is None:
         raise InputError(f"{directory}: its tokenizer has no padding token: set pad_token in tokenizer_config.json")
-    tokenizer.padding_side = "right"  # position 0 is then always the first token
+    tokenizer.padding_side = "right"  # so that position 0 is always the first token
     auto_class: Any = transformers.AutoModel
     if has_language_model_head(directory):
         auto_class = transformers.AutoModelForMaskedLM
@@ -82,24 +82,24 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
 
 
 def _check_forward_pass(model: Any, directory: Path) -> None:
-    """Switch a model to evaluation mode, and raise InputError if it fails for one token."""
+    """Switch a model to evaluation mode, and raise InputError if a forward pass of one token fails."""
     one_token = torch.zeros(1, 1, dtype=torch.long)
     try:
         with torch.no_grad():
             model.eval()(one_token)
-    except Exception as error:  # a config can describe a model that raises almost any exception
+    except Exception as error:  # a model with an unsuitable config can raise almost any exception
         raise InputError(f"{directory} cannot be used as a model ({one_line(error)}): export it again") from None
 
 
 class EmbeddingSettings(NamedTuple):
-    """The layer and the pooling from which the vector of a sentence is computed."""
+    """The layer and the pooling that give a sentence vector."""
 
-    layer: int  # numbered as in `hidden_states`: 0 is the output of the embeddings
+    layer: int  # layer number as in `hidden_states`: 0 is the output of the embeddings
     pooling: str
 
 
 def read_contrast_settings(config: PretrainedConfig) -> EmbeddingSettings | None:
-    """Return the layer and pooling of a model's contrastive training, or None if its config does not record them."""
+    """Return the layer and pooling of a model's contrastive training, or None if the config does not record any."""
     contrast = getattr(config, "infoxlm", None)
     if not contrast:
         return None
@@ -112,19 +112,19 @@ def find_embedding_settings(model: "Model") -> EmbeddingSettings:
 
 
 def read_embedding_settings(directory: Path) -> EmbeddingSettings:
-    """Return the default layer and pooling for sentence vectors of a model.
+    """Return a model's default layer and pooling for sentence vectors.
 
-    For our models, they are those of the contrastive training. For models of sentence-transformers, they are the last
-    layer and the model's own pooling. For other models, they are the last layer and the mean of all tokens.
+    Our models use the layer and pooling of contrastive training. sentence-transformers models use the last layer and
+    their own pooling. All other models use the last layer and the mean of all tokens.
 
     Raises:
-        InputError: the model of sentence-transformers has a pooling other than `cls` and `mean`.
+        InputError: the pooling of a sentence-transformers model is neither `cls` nor `mean`.
     """
     return _choose_embedding_settings(padded.read_config(directory), directory)
 
 
 def _choose_embedding_settings(config: PretrainedConfig, directory: Path) -> EmbeddingSettings:
-    """Return the default layer and pooling of a model, given its config and directory."""
+    """Return a model's default layer and pooling, given its config and directory."""
     contrast_settings = read_contrast_settings(config)
     if contrast_settings is not None:
         return contrast_settings
@@ -135,7 +135,7 @@ def _choose_embedding_settings(config: PretrainedConfig, directory: Path) -> Emb
 
 
 def _read_pooling(directory: Path) -> str:
-    """Return the pooling of a sentence-transformers model: `cls` or `mean`."""
+    """Return a sentence-transformers model's pooling: `cls` or `mean`."""
     pooling = "mean"
     for module in user_files.read_json(directory / MODULES, list[_Module], _COPY_AGAIN):
         class_name = module["type"].rpartition(".")[2]
@@ -147,10 +147,10 @@ def _read_pooling(directory: Path) -> str:
 
 
 def _read_pooling_mode(path: Path) -> str:
-    """Return the pooling in the config of a module `Pooling`. Raise InputError if it is neither `cls` nor `mean`."""
+    """Read the pooling from the config of a `Pooling` module. Raise InputError unless it is `cls` or `mean`."""
     settings = user_files.read_json(path, dict[str, Any], _COPY_AGAIN)
     modes = settings.get("pooling_mode")  # a name or a list of names
-    if modes is None:  # before version 6 of sentence-transformers, each mode has a key
+    if modes is None:  # before version 6 of sentence-transformers, each mode had a key
         modes = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
     mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
     if str(mode) not in _POOLING_MODES:
@@ -160,22 +160,21 @@ def _read_pooling_mode(path: Path) -> str:
 
 @cache
 def _warn_about_dense_module(directory: Path) -> None:
-    """Log once per model that the last module of a sentence-transformers model, a linear layer, is not used."""
+    """Warn, once per model, that the Dense module of a sentence-transformers model is not used."""
     logger.warning("%s: vectors are taken before its module Dense, which is not used", directory)
 
 
 def copy_embedding_settings(start: Path, export: Path) -> None:
-    """Copy the layer and pooling of a start model, if it records them, to config.json of its untrained export.
+    """Copy the layer and pooling that a start model records to the config.json of its untrained export.
 
-    Otherwise the start would be measured with the layer and pooling of the training, which may be worse for it.
+    Otherwise the start model would be measured with the layer and pooling of the training, which may suit it less.
 
     Args:
         start: directory of the model that a training run starts from.
-        export: directory of the export of this model before the first step.
+        export: directory of the export that the run wrote before the first step.
     """
-    has_settings = bool(pretrained.read_config(start).get("infoxlm")) or (start / MODULES).is_file()
-    if not has_settings:
-        return
+    if not pretrained.read_config(start).get("infoxlm") and not (start / MODULES).is_file():
+        return  # no settings are recorded
     try:
         settings = read_embedding_settings(start)
     except InputError as error:
@@ -185,14 +184,14 @@ def copy_embedding_settings(start: Path, export: Path) -> None:
     config = user_files.read_json(path, dict[str, Any], "export the model again")
     config["infoxlm"] |= {"layer": settings.layer, "pooling": settings.pooling}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    if not (start / PROJECTION).is_file():  # the projection of the export is then random
+    if not (start / PROJECTION).is_file():  # in this case, the export's projection is random
         (export / PROJECTION).unlink(missing_ok=True)
 
 
 def find_default_prefix(model: "Model") -> str:
     """Return the text that a model expects before each sentence.
 
-    This is the prefix of our training, or the default prompt of a sentence-transformers model.
+    Our models expect the prefix from their training. sentence-transformers models expect their default prompt.
     """
     settings = getattr(model.config, "infoxlm", None)
     if settings:
@@ -202,19 +201,19 @@ def find_default_prefix(model: "Model") -> str:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of a sentence-transformers model: texts that are added before a sentence."""
+    """A sentence-transformers model's prompts: texts to prepend to a sentence."""
 
     text_by_name: Mapping[str, str]
-    default_name: str | None  # name of the prompt that is used if the user names none
+    default_name: str | None  # prompt to use if the user names none
 
     @property
     def default_text(self) -> str:
-        """The text that is added before a sentence if the user names no prompt."""
+        """The text to prepend to a sentence if the user names no prompt."""
         return self.text_by_name[self.default_name] if self.default_name else ""
 
 
 def read_prompts(directory: Path) -> Prompts:
-    """Return the prompts of a model. Models that are not of sentence-transformers have none.
+    """Return a model's prompts. Only sentence-transformers models have prompts.
 
     Raises:
         InputError: the default prompt does not exist.
@@ -232,9 +231,9 @@ def read_prompts(directory: Path) -> Prompts:
 
 
 def read_max_seq_length(directory: Path) -> int:
-    """Return the number of tokens, including special tokens, to which sentences are truncated.
+    """Return the number of tokens, special tokens included, to which sentences are truncated.
 
-    This is `max_seq_length` of a sentence-transformers model, limited to what the encoder can read.
+    The number is `max_seq_length` of a sentence-transformers model, limited to the encoder's maximum.
     """
     max_tokens = pretrained.find_max_tokens(pretrained.read_config(directory))
     path = directory / LENGTH
@@ -251,7 +250,7 @@ def read_max_seq_length(directory: Path) -> int:
 
 
 def describe(model: "Model") -> dict[str, Any]:
-    """Return the type, sizes, contrast settings and prefix of an encoder, for reports."""
+    """Return an encoder's type, sizes, contrast settings and prefix, for reports."""
     description = {
         "type": model.config.model_type,
         "layers": model.config.num_hidden_layers,
@@ -267,10 +266,10 @@ def describe(model: "Model") -> dict[str, Any]:
 
 
 def load_projection(directory: Path | str, model: "Model") -> Tensor:
-    """Return the contrast projection (d, d) that is stored with a model: z = h @ projection.
+    """Load the (d, d) contrast projection that is stored with a model: z = h @ projection.
 
     Raises:
-        InputError: the model was trained without contrast, or the file is missing or damaged.
+        InputError: the model was trained without contrast, or the projection is missing or damaged.
     """
     path = Path(directory) / PROJECTION
     if read_contrast_settings(model.config) is None or not path.is_file():
@@ -285,7 +284,7 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
 
 
 def find_layers(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Return the layers of an encoder without a head, or None if they are not named as in BERT or DistilBERT."""
+    """Return the layers of an encoder without head, or None unless its layers are named as in BERT or DistilBERT."""
     for name in ("encoder", "transformer"):
         layers = getattr(getattr(encoder, name, None), "layer", None)
         if isinstance(layers, torch.nn.ModuleList):
@@ -294,8 +293,8 @@ def find_layers(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
 
 
 def drop_layers(model: "Model", top_layer: int) -> None:
-    """Remove the layers above `top_layer` to save time. Do nothing if `find_layers` does not know the model."""
+    """Remove the layers above `top_layer` to save time, unless `find_layers` finds no layers."""
     layers = find_layers(model.base_model)
     if layers is not None:
-        layer_count = max(top_layer, 1)  # without any layer, Transformers returns no hidden states, not even layer 0
+        layer_count = max(top_layer, 1)  # without any layer, Transformers would not return hidden states
         del layers[layer_count:]

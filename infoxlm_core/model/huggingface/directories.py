@@ -1,4 +1,4 @@
-"""Checks that a Hugging Face directory of a model is complete and safe to load."""
+"""Checks that a model's Hugging Face directory is complete and safe to load."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -10,28 +10,28 @@ from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import InputError
 
 MODULES = "modules.json"
-"""The file that lists the modules of a sentence-transformers model."""
+"""File that lists the modules of a sentence-transformers model."""
 POOLING = "1_Pooling"
-"""The folder of the second module, which computes the vector of a sentence from the vectors of its tokens."""
+"""Folder of the second module. This module pools token vectors to a sentence vector."""
 TRANSLATOR = "infoxlm-translator"
-"""Model type of a translator, for which transformers has no class."""
+"""Model type of our translators. Transformers has no class for this type."""
 _CODE_SUFFIXES = (".pt", ".pth", ".pkl", ".py")
-"""Suffixes of pickles and Python modules, which can run code. Pickles with the suffix .bin are accepted, because public
-models often have them beside safetensors, and our loaders read only safetensors."""
+"""Suffixes of pickles and Python modules, which can run code. The suffix .bin is accepted: many public models include
+such pickles beside safetensors, and our loaders read only safetensors."""
 
 
 @user_files.allow_extra_keys
 class Index(TypedDict):
-    """The index of a model whose weights are in several files."""
+    """The index of a model with several weight files."""
 
     weight_map: dict[str, str]
 
 
 def check_model(directory: Path) -> None:
-    """Check that a directory contains an encoder, and that its files are those in its manifest if we wrote one.
+    """Check that a directory contains an encoder, and that its files match the manifest if we wrote one.
 
     Raises:
-        InputError: the directory contains no encoder, or files that could run code when they are loaded.
+        InputError: the directory contains no encoder, or contains files that could run code when loaded.
         DataCorrupt: a file differs from the manifest.
     """
     check_encoder(directory)
@@ -41,17 +41,17 @@ def check_model(directory: Path) -> None:
 
 
 def is_translator(directory: Path) -> bool:
-    """Return whether a model is a translator, not an encoder."""
+    """Return whether a model is a translator instead of an encoder."""
     config = user_files.read_json(directory / "config.json", dict[str, Any], "export the model again")
     return config.get("model_type") == TRANSLATOR
 
 
 def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
-    """Raise InputError if a model lacks its config or its weights in safetensors.
+    """Raise InputError if a model has no config or no safetensors weights.
 
     Args:
         source: directory or name of the model, for the error message.
-        file_names: names of the files at the top level of the model.
+        file_names: names of the model's top-level files.
     """
     has_config = "config.json" in file_names
     has_safetensors = any(name.endswith(".safetensors") for name in file_names)
@@ -67,16 +67,16 @@ def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
 
 
 def check_encoder(directory: Path) -> None:
-    """Raise InputError if a directory contains no encoder, or files that could run code when they are loaded."""
+    """Raise InputError if a directory contains no encoder, or contains files that could run code when loaded."""
     file_names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     check_file_names(directory, file_names)
     check_no_code(directory)
 
 
 def check_no_code(directory: Path) -> None:
-    """Raise InputError if a model has a file that could run code when Transformers loads it.
+    """Raise InputError if a model contains a file that could run code when Transformers loads the model.
 
-    The directory needs no weights, so that a model can be checked before its weights are downloaded.
+    The weights may be missing, so that a model can be checked before its weights are downloaded.
     """
     for path in directory.rglob("*"):
         if path.suffix in _CODE_SUFFIXES:
@@ -88,7 +88,7 @@ def check_no_code(directory: Path) -> None:
 
 
 def _check_index(path: Path) -> None:
-    """Raise InputError if an index names weight files outside its folder, which Transformers would load."""
+    """Raise InputError if an index names weight files outside its folder, because Transformers would load the files."""
     index = user_files.read_json(path, Index, "export the model again")
     for file_name in index["weight_map"].values():
         if Path(file_name).name != file_name:
@@ -96,7 +96,7 @@ def _check_index(path: Path) -> None:
 
 
 def _check_built_in_class(path: Path) -> None:
-    """Raise InputError if a config requires a Python class that is not part of Transformers."""
+    """Raise InputError if a config requires a Python class from outside Transformers."""
     config = user_files.read_json(path, dict[str, Any], "export the model again")
     if "auto_map" in config:
         remedy = "export the model with a built-in class"

@@ -1,7 +1,7 @@
-"""Converts pickled checkpoints of fairseq and of the hub to Hugging Face directories.
+"""Converts pickled checkpoints from fairseq and Hugging Face to Hugging Face directories.
 
-Examples are `model.pt` of XLM-R, the checkpoints of InfoXLM's release, and `pytorch_model.bin`. Pickles can run code.
-They are read only here, by torch's restricted reader, and converted to safetensors and JSON.
+Examples are XLM-R's `model.pt`, the checkpoints of InfoXLM's release, and `pytorch_model.bin`. Because pickles can run
+code, only this module reads pickles, with torch's restricted reader, and writes safetensors and JSON.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_head import NameRules
 
-HEAD_SIZE = 64  # dimensions of a head in every XLM-R, because the weights do not show the number of heads
+HEAD_SIZE = 64  # head size of every XLM-R; the shapes of the weights do not determine it
 
-# Prefixes of the query encoder's tensors, which InfoXLM's release calls "fast". The first one that occurs is used.
+# Possible prefixes of the query encoder's tensors, in order of preference. InfoXLM's release calls this encoder "fast".
 _PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")
 _PROJECTION = "proj_matrix_fast"  # (1, d, d): z = h @ projection
 _NAME_RULES = [  # our name -> fairseq's name
@@ -53,34 +53,34 @@ _NAME_RULES = [  # our name -> fairseq's name
 
 @dataclass(frozen=True)
 class Imported:
-    """A description of an imported checkpoint, with the names that its tensors have in the checkpoint."""
+    """A summary of an imported checkpoint. Tensors have their names from the checkpoint."""
 
     size: EncoderSize
-    projection: bool  # whether the checkpoint has the contrast projection
-    missing: tuple[str, ...]  # tensors of the masked-LM head that the checkpoint lacks
-    unused: tuple[str, ...]  # tensors of the checkpoint that were not imported
+    projection: bool  # whether the checkpoint has a contrast projection
+    missing: tuple[str, ...]  # masked-LM head tensors that the checkpoint lacks
+    unused: tuple[str, ...]  # checkpoint tensors that were not imported
 
     @property
     def unused_parts(self) -> dict[str, int]:
-        """Return the number of unused tensors by the first part of their names, such as {"model_slow": 199}."""
+        """The number of unused tensors by first part of their names, such as {"model_slow": 199}."""
         return dict(Counter(name.partition(".")[0] for name in self.unused))
 
 
 @dataclass(frozen=True)
 class _QueryEncoder:
-    """The tensors of a checkpoint that belong to the query encoder and its head."""
+    """A checkpoint's tensors for the query encoder and its head."""
 
     checkpoint: Path
-    tensors: dict[str, Tensor]  # by their names in the checkpoint, without the prefix of the query encoder
+    tensors: dict[str, Tensor]  # by their names in the checkpoint, without the query encoder's prefix
     name_rules: NameRules  # our name -> name in `tensors`
-    other_names: list[str]  # names of all other tensors of the checkpoint
+    other_names: list[str]  # names of the checkpoint's other tensors
 
     def stored_name(self, name: str) -> str:
-        """Return the name in `tensors` of one of our parameters."""
+        """Convert one of our parameter names to its name in `tensors`."""
         return pretrained.rename(name, self.name_rules)
 
     def find_tensor(self, name: str) -> Tensor:
-        """Return the tensor of one of our parameters. Raise InputError if the checkpoint does not have it."""
+        """Return the tensor for one of our parameter names. Raise InputError if the checkpoint lacks the tensor."""
         tensor = self.tensors.get(self.stored_name(name))
         if tensor is None:
             raise InputError(
@@ -90,21 +90,21 @@ class _QueryEncoder:
 
 
 def fairseq_name(name: str) -> str:
-    """Return the name of a parameter in fairseq: `encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
+    """Convert our parameter name to fairseq's: `encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
     return pretrained.rename(name, _NAME_RULES)
 
 
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:
-    """Convert the query encoder of a checkpoint, with its head and projection, to a new Hugging Face directory.
+    """Convert a checkpoint's query encoder, head and projection to a new Hugging Face directory.
 
     Args:
-        checkpoint: a pickle of fairseq, or a `pytorch_model.bin` of Hugging Face.
-        directory: the directory to create.
-        tokenizer: directory with sentencepiece.bpe.model or tokenizer.json; None: the directory of the checkpoint.
+        checkpoint: pickle from fairseq, or `pytorch_model.bin` from Hugging Face.
+        directory: directory to create.
+        tokenizer: directory with sentencepiece.bpe.model or tokenizer.json; None: the checkpoint's directory.
         heads: number of attention heads; None: hidden size / 64.
 
     Raises:
-        InputError: the checkpoint cannot be read without running code, or a tensor is missing or has a wrong shape.
+        InputError: the checkpoint cannot be read without running code, a tensor is missing, or a shape is wrong.
     """
     if directory.exists():
         raise InputError(f"{directory} exists: give a new directory")
@@ -122,7 +122,7 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
         config.infoxlm = {"layer": contrast_layer, "pooling": "cls", "normalise": False}
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as folder:
-        unfinished = Path(folder) / "model"  # renamed when it is complete
+        unfinished = Path(folder) / "model"  # renamed when complete
         pretrained.write(model, config, tokenizer or checkpoint.parent, unfinished)
         if projection is not None:
             save_file({"projection": projection}, unfinished / pretrained.PROJECTION)
@@ -135,13 +135,13 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     return Imported(size, projection is not None, missing_names, tuple(sorted(unused_names)))
 
 
-# Tensors that are not reported as unused: copies of the word embeddings and of the head's bias, and the type row, which
-# is added to the positions.
+# Tensors that do not count as unused: copies of the word embeddings and of the head's bias, and the type row, because
+# it is added to the position embeddings.
 _REDUNDANT = {"lm_head.weight", "lm_head.decoder.weight", "lm_head.decoder.bias", pretrained.TYPE_ROW}
 
 
 def _read_projection(state: Mapping[str, Tensor], size: EncoderSize, checkpoint: Path) -> Tensor | None:
-    """Return the contrast projection (d, d) of a checkpoint in fp32, or None if there is none."""
+    """Return a checkpoint's (d, d) contrast projection in fp32, or None if the checkpoint has no projection."""
     projection = state.get(_PROJECTION)
     if projection is None:
         return None
@@ -152,9 +152,9 @@ def _read_projection(state: Mapping[str, Tensor], size: EncoderSize, checkpoint:
 
 
 def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
-    """Return the tensors of a checkpoint by name, and the contrast layer if the checkpoint records it."""
+    """Return a checkpoint's tensors by name, and the contrast layer if the checkpoint records the layer."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # fairseq stores its options in a Namespace
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the type of fairseq's options
             _check_tensor_sizes(checkpoint)
             loaded = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=False)
     except InputError:
@@ -166,16 +166,16 @@ def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
         ) from None
     if not isinstance(loaded, dict):
         raise InputError(f"{checkpoint} holds a {type(loaded).__name__}, not the tensors of a model: give a checkpoint")
-    state = loaded.get("model", loaded)  # fairseq stores the tensors under the key model
+    state = loaded.get("model", loaded)  # fairseq stores tensors under the key "model"
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     contrast_layer = getattr(loaded.get("args"), "xlco_layer", None)
     return tensors, contrast_layer
 
 
 def _check_tensor_sizes(checkpoint: Path) -> None:
-    """Raise InputError if a checkpoint describes larger tensors than its file can contain.
+    """Raise InputError if a checkpoint describes tensors that are larger than its file.
 
-    Otherwise a small file could fill the memory of the machine.
+    Otherwise a small file could fill the machine's memory.
     """
     file_size = user_files.check_readable(checkpoint).stat().st_size
     remedy = "give model.pt as it was downloaded"
@@ -185,22 +185,22 @@ def _check_tensor_sizes(checkpoint: Path) -> None:
         if unpacked_size > file_size:
             raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {remedy}")
     with checkpoint.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(b"bytearray") >= 0:  # torch's restricted reader would allocate any size
+        if content.find(b"bytearray") >= 0:  # torch's restricted reader would allocate a bytearray of any size
             raise InputError(f"{checkpoint} holds a bytearray, which no checkpoint needs: {remedy}")
-    with FakeTensorMode():  # fake tensors have sizes but no memory
+    with FakeTensorMode():  # fake tensors have sizes, but no memory
         loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
     tensors = [value for value in tree_leaves(loaded) if isinstance(value, Tensor)]
     total_size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     largest_storage = max((tensor.untyped_storage().nbytes() for tensor in tensors), default=0)
-    # The file contains tied weights once, but `total_size` counts them for each of their names.
+    # The file stores tied weights once, but `total_size` counts tied weights once per name.
     if total_size > 2 * file_size or largest_storage > file_size:
         claimed_size = max(total_size, largest_storage)
         raise InputError(f"{checkpoint} has {file_size:,} bytes, but its tensors claim {claimed_size:,}: {remedy}")
 
 
 def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _QueryEncoder:
-    """Select the tensors of the query encoder and its head from a checkpoint of fairseq or Hugging Face."""
-    if any(name.startswith("roberta.") for name in state):  # a checkpoint of Hugging Face, which has one encoder
+    """Select the query encoder's and its head's tensors from a checkpoint of fairseq or Hugging Face."""
+    if any(name.startswith("roberta.") for name in state):  # a Hugging Face checkpoint, with a single encoder
         return _QueryEncoder(checkpoint, dict(state), pretrained.NAME_RULES, other_names=[])
     used_prefixes = [prefix for prefix in _PREFIXES if f"{prefix}sentence_encoder.embed_tokens.weight" in state]
     prefix = used_prefixes[0] if used_prefixes else ""
@@ -212,7 +212,7 @@ def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _Que
             continue
         if not full_name.startswith(prefix):
             other_names.append(full_name)
-        elif ".self_attn.in_proj_" in name:  # older files join the rows of query, key and value
+        elif ".self_attn.in_proj_" in name:  # older files concatenate query, key and value
             query, key, value = tensor.chunk(3)
             tensors[name.replace("in_proj_", "q_proj.")] = query
             tensors[name.replace("in_proj_", "k_proj.")] = key
@@ -223,7 +223,7 @@ def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _Que
 
 
 def _infer_size(query_encoder: _QueryEncoder, heads: int | None) -> EncoderSize:
-    """Return the sizes of an encoder, given its tensors and the number of attention heads (default: hidden / 64)."""
+    """Infer an encoder's sizes from its tensors and the number of attention heads (default: hidden / 64)."""
     hidden = len(query_encoder.find_tensor("encoder.embedding_norm.weight"))
     if not heads:
         heads = max(1, hidden // HEAD_SIZE)
@@ -232,11 +232,8 @@ def _infer_size(query_encoder: _QueryEncoder, heads: int | None) -> EncoderSize:
             f"{query_encoder.checkpoint}: hidden size {hidden} is not a multiple of {heads} heads: "
             "give the number with --heads"
         )
-    layer_numbers = []
-    for name in query_encoder.tensors:
-        match = re.search(r"\.layers?\.(\d+)\.", name)
-        if match:
-            layer_numbers.append(int(match[1]))
+    matches = [re.search(r"\.layers?\.(\d+)\.", name) for name in query_encoder.tensors]
+    layer_numbers = [int(match[1]) for match in matches if match]
     return EncoderSize(
         vocabulary=len(query_encoder.find_tensor("encoder.token_embedding.weight")),
         layers=max(layer_numbers, default=-1) + 1,
@@ -248,7 +245,7 @@ def _infer_size(query_encoder: _QueryEncoder, heads: int | None) -> EncoderSize:
 
 
 def _find_missing_head_tensors(query_encoder: _QueryEncoder, size: EncoderSize) -> tuple[str, ...]:
-    """Return the names of the masked-LM head's tensors that a checkpoint does not have."""
+    """Return the names of the masked-LM head tensors that a checkpoint lacks."""
     with torch.device("meta"):
         head = MaskedLMHead(size)
     stored_names = [query_encoder.stored_name(f"head.{name}") for name in head.state_dict()]
@@ -256,7 +253,7 @@ def _find_missing_head_tensors(query_encoder: _QueryEncoder, size: EncoderSize) 
 
 
 def _build_model(query_encoder: _QueryEncoder, size: EncoderSize, has_head: bool) -> nn.Module:
-    """Return a module with the encoder of a checkpoint, and with its masked-LM head if `has_head`."""
+    """Build a module with a checkpoint's encoder and, if `has_head`, its masked-LM head."""
     embeddings = query_encoder.find_tensor("encoder.token_embedding.weight")
     for name in ("lm_head.weight", "lm_head.decoder.weight"):  # the output layer in fairseq and in Hugging Face
         if name in query_encoder.tensors and not torch.equal(query_encoder.tensors[name], embeddings):
@@ -279,7 +276,7 @@ def _build_model(query_encoder: _QueryEncoder, size: EncoderSize, has_head: bool
         weights[name] = tensor
     type_embeddings = query_encoder.tensors.get(pretrained.TYPE_ROW)
     if type_embeddings is not None:
-        # XLM-R has one token type, so its embedding is added to every position.
+        # Every token of XLM-R has the same type, so add the type's embedding to all position embeddings.
         weights["encoder.position_embedding.weight"] = weights["encoder.position_embedding.weight"] + type_embeddings[0]
     model.load_state_dict(weights, assign=True)
     return model

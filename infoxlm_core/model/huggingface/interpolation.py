@@ -1,6 +1,6 @@
-"""Interpolates between the weights of an encoder and of the model that its training started from.
+"""Interpolates between the weights of an encoder and of its start model, the model that the training started from.
 
-The result keeps part of the abilities of the start and part of what the training added (LM-Cocktail, Xiao et al. 2023).
+The result combines abilities of the start model with abilities from the training (LM-Cocktail, Xiao et al. 2023).
 """
 
 import shutil
@@ -19,18 +19,18 @@ _REMEDY = "give the encoder, and the model that its training started from"
 
 
 def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None:
-    """Write the model `start + weight * (encoder - start)` with all other files of the encoder except its manifest.
+    """Write the model `start + weight * (encoder - start)`, and copy the encoder's other files except the manifest.
 
-    A contrast projection that the start does not have is copied from the encoder.
+    If the start model has no contrast projection, copy the encoder's projection.
 
     Args:
-        start: directory of the model at weight 0.
-        encoder: directory of the model at weight 1.
-        weight: from 0 to 1.
+        start: directory of the start model, the result for weight 0.
+        encoder: directory of the encoder, the result for weight 1.
+        weight: the encoder's share, from 0 to 1.
         output: directory to create.
 
     Raises:
-        InputError: the models differ in type, tokenizer, or in names or shapes of their weights.
+        InputError: the models differ in type, tokenizer, weight names or weight shapes.
     """
     _check_same_architecture(start, encoder)
     weights = _interpolate_weights(start, encoder, weight)
@@ -42,13 +42,13 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
 
 
 def _copy_other_files(encoder: Path, output: Path) -> None:
-    """Copy the files and folders of a model, except its weights, projection and manifest."""
+    """Copy a model's files and folders, except its weights, projection and manifest."""
     output.mkdir(parents=True)
-    weight_files = {*encoder.glob("model.safetensors*"), *encoder.glob("model-*.safetensors")}  # with their index
+    weight_files = {*encoder.glob("model.safetensors*"), *encoder.glob("model-*.safetensors")}  # including their index
     for path in encoder.iterdir():
         if path in weight_files or path.name in (PROJECTION, manifests.NAME):
             continue
-        if path.is_dir():  # another module of sentence-transformers, such as 2_Dense, with weights of its own
+        if path.is_dir():  # a sentence-transformers module with its own weights, such as 2_Dense
             shutil.copytree(path, output / path.name)
         else:
             shutil.copy2(path, output / path.name)
@@ -60,7 +60,7 @@ def _check_same_architecture(start: Path, encoder: Path) -> None:
     encoder_type = pretrained.read_config(encoder)["model_type"]
     if start_type != encoder_type:
         raise InputError(f"{start} is a model of type {start_type!r}, {encoder} of type {encoder_type!r}: {_REMEDY}")
-    # Each of these files defines the complete tokenizer, so it is enough to compare the first that both models have.
+    # Each of these files defines a complete tokenizer, so compare only the first file that both models have.
     for name in (tokenizers.MODEL, tokenizers.FAST):
         if (start / name).is_file() and (encoder / name).is_file():
             if manifests.file_sha256(start / name) != manifests.file_sha256(encoder / name):
@@ -69,7 +69,7 @@ def _check_same_architecture(start: Path, encoder: Path) -> None:
 
 
 def _interpolate_weights(start: Path, encoder: Path, weight: float) -> dict[str, Tensor]:
-    """Return `start + weight * (encoder - start)` for all weights in fp32, by their names in the encoder's files."""
+    """Return the fp32 weights `start + weight * (encoder - start)` by their names in the encoder's files."""
     start_weights = pretrained.read_weights(start)  # by canonical name
     weights: dict[str, Tensor] = {}
     for path in pretrained.find_weight_files(encoder):
@@ -88,7 +88,7 @@ def _interpolate_weights(start: Path, encoder: Path, weight: float) -> dict[str,
 
 
 def _interpolate_projections(start: Path, encoder: Path, weight: float) -> Tensor:
-    """Interpolate between the contrast projections of two models. If the start has none, return the encoder's."""
+    """Interpolate the contrast projections. If the start model has none, return the encoder's projection."""
     projection = pretrained.read_projection(encoder / PROJECTION)
     if not (start / PROJECTION).is_file():
         return projection.contiguous()
@@ -98,7 +98,7 @@ def _interpolate_projections(start: Path, encoder: Path, weight: float) -> Tenso
 
 
 def _check_shape(name: str, start_weight: Tensor, encoder_weight: Tensor, start: Path) -> None:
-    """Raise InputError if a weight has different shapes in the two models."""
+    """Raise InputError if the two models' shapes of a weight differ."""
     if start_weight.shape != encoder_weight.shape:
         raise InputError(
             f"{start}: {name} is {tuple(start_weight.shape)}, not {tuple(encoder_weight.shape)} as in the encoder: "

@@ -1,4 +1,4 @@
-"""Finds the published model that a model was trained from, and its licence."""
+"""Finds a model's origin: the published model that it was trained from, and the licence of the published model."""
 
 import logging
 from pathlib import Path
@@ -11,24 +11,24 @@ from infoxlm_core.errors import one_line
 
 logger = logging.getLogger(__name__)
 FACT = "origin"
-"""Key of the origin among the facts in the manifest of an encoder that was trained from a published model."""
+"""Key of the origin in the manifest's facts, if an encoder was trained from a published model."""
 _CARD = "README.md"
 _HUB_FOLDER = "models--"
-"""Prefix of the folder of a model in the cache of the hub, such as models--intfloat--multilingual-e5-small."""
+"""Prefix of model folders in the hub's cache, such as models--intfloat--multilingual-e5-small."""
 
 
 class Origin(TypedDict, total=False):
-    """The known facts about the published model."""
+    """The known facts about a published model."""
 
     base_model: str
-    """The name of the model on the hub."""
+    """Name of the model on the hub."""
     licence: str
 
 
 def read(directory: Path) -> Origin:
-    """Return the published model from which a model was made, and its licence, as far as they are known.
+    """Return what is known about a model's origin.
 
-    They are in the manifest of a model that we trained. Otherwise they are found in the path and the model card.
+    The manifest of a model that we trained records the origin. For other models, read the path and the model card.
     """
     manifest = manifests.load_if_ours(directory)
     if manifest:
@@ -46,20 +46,20 @@ def read(directory: Path) -> Origin:
 
 
 def _read_licence(card: Path) -> str:
-    """Return the licence in a model card, or "" if the card is missing, cannot be read, or names no licence."""
+    """Return the licence in a model card, or "" if the card is missing, unreadable, or does not name a licence."""
     if not card.is_file():
         return ""
     try:
         text = user_files.read_text(card, user_files.MAX_JSON)
         licence = ModelCard(text, ignore_metadata_errors=True).data.to_dict().get("license")
-    except Exception as error:  # a card may contain anything, and must not make a long training fail at its end
+    except Exception as error:  # a damaged card must not make a long training run fail at its end
         logger.warning("%s: its metadata cannot be read: %s", card, one_line(error))
         return ""
     return licence if isinstance(licence, str) else ""
 
 
 def describe_origin(origin: Origin) -> str:
-    """Return a sentence about the origin for a model card, or "" if nothing is known."""
+    """Return a sentence about a model's origin for the model card, or "" if nothing is known."""
     if not origin:
         return ""
     name = origin.get("base_model", "a published model")
@@ -70,6 +70,6 @@ def describe_origin(origin: Origin) -> str:
 
 
 def name_adapted(encoder: Path) -> str:
-    """Return the name of an encoder that was trained from a published model: "multilingual-e5-small, adapted"."""
+    """Return a display name for an encoder trained from a published model, such as "multilingual-e5-small, adapted"."""
     base_model = read(encoder).get("base_model")
     return f"{base_model.rpartition('/')[2]}, adapted" if base_model else "Adapted encoder"

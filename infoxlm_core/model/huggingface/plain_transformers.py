@@ -1,9 +1,9 @@
-"""Embeds sentences as the model card shows, with torch and transformers but without the code of this project.
+"""Embeds sentences as the model card shows, with torch and transformers, but without this project's code.
 
     python -I infoxlm_core/model/huggingface/plain_transformers.py < request.json
 
-`tasks.reference_vectors.check_with_transformers` runs this file in a separate process. The file first blocks the import
-of our packages, and checks that importing them fails.
+`tasks.reference_vectors.check_with_transformers` runs this file in a separate process. The file first blocks imports of
+our packages, and checks that such imports fail.
 """
 
 import importlib
@@ -14,7 +14,7 @@ BLOCKED_PACKAGES = ("infoxlm_core", "components", "pipelines")
 
 
 def block_packages() -> list[str]:
-    """Make the import of our packages fail, even if they are installed, and return the names of those that do fail."""
+    """Block imports of our packages, even if installed. Return the names of the packages whose import fails."""
     blocked_names = []
     for name in BLOCKED_PACKAGES:
         sys.modules[name] = None  # type: ignore[assignment]  # Python then raises ModuleNotFoundError
@@ -26,7 +26,7 @@ def block_packages() -> list[str]:
 
 
 def embed(directory: str, layer: int, pooling: str, sentences: list[str]) -> list[list[float]]:
-    """Return the sentences' vectors, computed as on the model card, on the CPU in fp32 and in one padded batch."""
+    """Compute sentence vectors as the model card shows, in one padded batch on the CPU, in fp32."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

@@ -1,7 +1,7 @@
 """Reads and writes XLM-R, RoBERTa, BERT and DistilBERT models in Hugging Face's format.
 
-Weights of all types are read under the names of XLM-R, `roberta.…` and `lm_head.…`, the *canonical names*. They are
-written under the names of their own type.
+Readers convert all weight names to the names in XLM-R, `roberta.…` and `lm_head.…`: the *canonical names*. Writers
+convert canonical names back to the names of the model type.
 """
 
 import re
@@ -28,11 +28,11 @@ from infoxlm_core.model.task_head import NameRules
 WEIGHTS = "model.safetensors"
 PROJECTION = "projection.safetensors"
 CLASS_PREFIXES = {"xlm-roberta": "XLMRoberta", "roberta": "Roberta", "bert": "Bert", "distilbert": "DistilBert"}
-"""A model_type that `Encoder` can compute -> the first part of the names of its classes."""
-TASK_MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # types for which `task_models` has heads too
+"""model_type that `Encoder` supports -> prefix of its class names."""
+TASK_MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # types that `task_models` supports, too
 FINETUNING_DROPOUT = 0.1
-"""Dropout in the config.json of exported encoders, as in XLM-R. Only Transformers reads it; our own fine-tuning takes
-dropout from its settings."""
+"""Dropout in the config.json of exported encoders, as in XLM-R. Only Transformers reads this value; our own fine-tuning
+reads dropout from its settings."""
 
 _Rows = Annotated[int, Field(gt=0, lt=2**31)]
 _Width = Annotated[int, Field(gt=0, le=2**17)]
@@ -41,7 +41,7 @@ _Epsilon = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class _ContrastSettings(TypedDict):
-    """The contrast settings that our models record in config.json."""
+    """The contrast settings in the config.json of our models."""
 
     layer: _Layers
     pooling: str
@@ -51,7 +51,7 @@ class _ContrastSettings(TypedDict):
 
 @user_files.allow_extra_keys
 class ModelDescription(TypedDict):
-    """The keys of config.json that are read for models of all types. All of them are optional."""
+    """The keys that we read from every config.json. All keys are optional."""
 
     model_type: NotRequired[str | None]
     architectures: NotRequired[list[str] | None]
@@ -64,7 +64,7 @@ class ModelDescription(TypedDict):
 
 @user_files.allow_extra_keys
 class ModelSizes(TypedDict):
-    """The keys of config.json that describe the sizes of an encoder."""
+    """The keys of config.json that describe an encoder's sizes."""
 
     vocab_size: _Rows
     num_hidden_layers: _Layers
@@ -113,9 +113,15 @@ _REPLACEMENTS = {  # model_type -> {part of a canonical name: its replacement}, 
         "lm_head.bias": "vocab_projector.bias",
     },
 }
-_ENCODER_PREFIX = re.compile(r"^(roberta|bert|distilbert)\.")  # of an encoder's weights in a class with a head
-_HEAD_PREFIXES = ("lm_head.", "cls.", "classifier.", "qa_outputs.", "vocab_")  # in Hugging Face's classes
-_DISTILBERT_KEYS = {  # key in DistilBERT's config.json -> the same key in BERT's
+_ENCODER_PREFIX = re.compile(r"^(roberta|bert|distilbert)\.")  # prefix of the encoder's weights in a class with a head
+_HEAD_PREFIXES = (
+    "lm_head.",
+    "cls.",
+    "classifier.",
+    "qa_outputs.",
+    "vocab_",
+)  # prefixes of a head's weights in Hugging Face's classes
+_DISTILBERT_KEYS = {  # key in DistilBERT's config.json -> key in BERT's
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
@@ -123,11 +129,11 @@ _DISTILBERT_KEYS = {  # key in DistilBERT's config.json -> the same key in BERT'
     "activation": "hidden_act",
 }
 
-TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"  # a single row in XLM-R, which has one token type
+TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"  # one row in XLM-R, because it has one token type
 
 
 def to_hugging_face_name(name: str, extra_rules: NameRules = ()) -> str:
-    """Return the canonical name of one of our parameters. `extra_rules` are tried before the rules of the encoder.
+    """Convert one of our parameter names to its canonical name. `extra_rules` take precedence over `NAME_RULES`.
 
     Example: `encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`.
     """
@@ -146,12 +152,12 @@ def rename(name: str, rules: NameRules) -> str:
 def make_hugging_face_config(
     size: EncoderSize, config_class: Callable[..., PretrainedConfig] = XLMRobertaConfig, **fields: Any
 ) -> PretrainedConfig:
-    """Return the Hugging Face config of an encoder, as for XLM-R unless another class is given.
+    """Return the Hugging Face config of an encoder.
 
     Args:
-        size: sizes of the encoder.
-        config_class: a class of configs whose sizes have the same names as XLM-R's.
-        fields: additional fields of the config.
+        size: the encoder's sizes.
+        config_class: config class with the same size fields as XLM-R's class.
+        fields: additional config fields.
     """
     return config_class(
         vocab_size=size.vocabulary,
@@ -160,7 +166,7 @@ def make_hugging_face_config(
         num_attention_heads=size.heads,
         intermediate_size=size.ffn,
         max_position_embeddings=size.positions,
-        type_vocab_size=max(1, size.types),  # Transformers always adds a token type
+        type_vocab_size=max(1, size.types),  # Transformers requires at least one token type
         layer_norm_eps=size.epsilon,
         hidden_dropout_prob=FINETUNING_DROPOUT,
         attention_probs_dropout_prob=FINETUNING_DROPOUT,
@@ -172,7 +178,7 @@ def make_hugging_face_config(
 
 
 def write_model(weights: Mapping[str, Tensor], config: PretrainedConfig, directory: Path) -> None:
-    """Write config.json, and model.safetensors with the given weights in fp32."""
+    """Write config.json and, in fp32, model.safetensors."""
     directory.mkdir(parents=True, exist_ok=True)
     fp32_weights = {name: value.detach().float().cpu().contiguous() for name, value in weights.items()}
     save_file(fp32_weights, directory / WEIGHTS, metadata={"format": "pt"})
@@ -190,18 +196,18 @@ def write(
     """Write a module and its tokenizer as a Hugging Face directory, without the contrast projection.
 
     Args:
-        module: the module.
-        config: its config, whose model type and class determine the names of the weights.
+        module: module to write.
+        config: the module's config. Its model type and class determine the weight names.
         tokenizer: directory of the tokenizer.
-        directory: where to write.
-        name_rules: rules for the names of the head's parameters.
-        untrained: additional weights that the module does not have, by their canonical names.
+        directory: output directory.
+        name_rules: rules for the head's parameter names.
+        untrained: additional weights that the module lacks, by canonical name.
     """
     weights: dict[str, Tensor] = dict(untrained or {})
     for name, parameter in module.named_parameters():
         if name != "projection":
             weights[to_hugging_face_name(name, name_rules)] = parameter
-    if TYPE_ROW not in weights and config.model_type != "distilbert":  # which has no token types
+    if TYPE_ROW not in weights and config.model_type != "distilbert":  # DistilBERT has no token types
         weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
     weights_in_class = {_to_name_in_class(name, config): weight for name, weight in weights.items()}
     write_model(weights_in_class, config, directory)
@@ -209,7 +215,7 @@ def write(
 
 
 def _to_name_in_class(name: str, config: PretrainedConfig) -> str:
-    """Convert a canonical name to the name in the class that a config names in `architectures`."""
+    """Convert a canonical name to its name in the class from the config's `architectures`."""
     for canonical_part, replacement in _REPLACEMENTS.get(config.model_type, {}).items():
         name = name.replace(canonical_part, replacement)
     class_name = config.architectures[0] if config.architectures else "Model"
@@ -219,18 +225,18 @@ def _to_name_in_class(name: str, config: PretrainedConfig) -> str:
 
 
 def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None = None, prefix: str = "") -> None:
-    """Write a trained model as a Hugging Face directory, which `AutoModel` and `AutoTokenizer` load.
+    """Write a trained model to a directory that `AutoModel` and `AutoTokenizer` can load.
 
-    The contrast projection (d, d) is in `projection.safetensors`: z = h @ projection. The key `infoxlm` of
-    `config.json` records how the vector of a sentence is computed.
+    `projection.safetensors` contains the (d, d) contrast projection: z = h @ projection. The key `infoxlm` of
+    `config.json` records how sentence vectors are computed.
 
     Args:
-        model: the trained model.
-        tokenizer: directory of its tokenizer.
-        directory: where to write.
-        start: directory of the model that the training started from. The export has its class, and its weights that
-            were not trained, such as the pooler.
-        prefix: text that was added before every sentence in training.
+        model: trained model.
+        tokenizer: directory of the tokenizer.
+        directory: output directory.
+        start: directory of the model that the training started from. The export has the class of the start model, and
+            copies its untrained weights, such as the pooler.
+        prefix: text that was prepended to every sentence in training.
     """
     if start is None:
         config = make_hugging_face_config(model.encoder.size)
@@ -251,18 +257,13 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
 
 
 def _read_independent_weights(directory: Path) -> dict[str, Tensor]:
-    """Return the weights of a model by their canonical names, without tied weights and constants."""
-    weights: dict[str, Tensor] = {}
-    for name, weight in read_weights(directory).items():
-        is_tied = "decoder." in name  # the output layer of the masked-LM head
-        is_constant = name.endswith("_ids")
-        if not is_tied and not is_constant:
-            weights[name] = weight
-    return weights
+    """Return a model's weights by canonical name, without tied weights (`decoder.`) and constants (`_ids`)."""
+    weights = read_weights(directory)
+    return {name: weight for name, weight in weights.items() if "decoder." not in name and not name.endswith("_ids")}
 
 
 def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
-    """Return the class of an export: that in `config`, unless only one of the two has a masked-LM head."""
+    """Return the class of an export: the class in `config`, unless only one of them has a masked-LM head."""
     prefix = CLASS_PREFIXES[config.model_type]
     start_class: str = config.architectures[0] if config.architectures else f"{prefix}Model"
     start_has_head = start_class.endswith(("ForMaskedLM", "ForPreTraining"))
@@ -272,20 +273,20 @@ def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json. Raise InputError if it is missing, or if a size in it is impossible."""
+    """Return the content of config.json. Raise InputError if the file is missing, or describes an impossible size."""
     path = directory / "config.json"
     config = user_files.read_json(path, ModelDescription, "give a Hugging Face model directory")
     stored_weights.check_counts(config, path)
-    return {"model_type": None} | config  # so that callers can read the key even if the file does not have it
+    return {"model_type": None} | config  # so that the key always exists
 
 
 def can_run_packed(config: Mapping[str, Any]) -> bool:
-    """Return whether our task models can compute a model with packed sequences, given the content of config.json."""
+    """Return whether our task models can run a model on packed sequences, given the content of config.json."""
     return config["model_type"] in TASK_MODEL_TYPES and not find_unsupported_setting(config)
 
 
 def find_unsupported_setting(config: Mapping[str, Any]) -> str:
-    """Describe the first setting of a config.json that `Encoder` does not support. Return "" if it supports all."""
+    """Describe the first setting in a config.json that `Encoder` does not support. Return "" if all are supported."""
     if config["model_type"] not in CLASS_PREFIXES:
         return f"model_type is {config['model_type']!r}, not one of {', '.join(CLASS_PREFIXES)}"
     supported_values = {
@@ -302,36 +303,34 @@ def find_unsupported_setting(config: Mapping[str, Any]) -> str:
 
 
 def find_first_position(config: Mapping[str, Any]) -> int:
-    """Return the row of a sequence's first token in the position embeddings, given the content of config.json."""
+    """Return the first token's row in the position embeddings, given the content of config.json."""
     if config["model_type"] in ("bert", "distilbert"):
         return 0
     padding_id = config.get("pad_token_id")
-    if padding_id is None:
-        padding_id = PAD
-    return padding_id + 1  # RoBERTa and XLM-R use the row of the padding id for padding
+    return (PAD if padding_id is None else padding_id) + 1  # RoBERTa and XLM-R reserve the padding id's row for padding
 
 
 def find_max_tokens(config: Mapping[str, Any]) -> int:
-    """Return the largest number of tokens of a sequence, special tokens included, given the content of config.json."""
+    """Return the maximum sequence length, special tokens included, given the content of config.json."""
     position_count = config.get("max_position_embeddings") or 0
     if config["model_type"] in CLASS_PREFIXES:
         return position_count - find_first_position(config)
-    # Some other types number positions like RoBERTa, from 2. For the rest, two unused positions do no harm.
+    # Some other model types also count positions from 2. For the rest, two unused positions do no harm.
     return position_count - 2 if position_count > 2 else 512
 
 
 def read_encoder_size(directory: Path) -> EncoderSize:
-    """Return the sizes of an encoder from its config.json, and check that the stored weights have these sizes.
+    """Read an encoder's sizes from its config.json, and compare them with the shapes of the stored weights.
 
     Raises:
-        InputError: there is no config.json, it describes a model that `Encoder` cannot compute, or the weights have
-            other shapes.
+        InputError: config.json is missing or describes a model that `Encoder` does not support, or the stored weights
+            have different shapes.
     """
     config = _read_supported_config(directory)
     headers = stored_weights.read_headers(directory)
     type_count = config.get("type_vocab_size", 2)  # 2 and 1e-12 are the defaults of Transformers
     if type_count == 1 and not _has_nonzero_type_row(headers):
-        type_count = 0  # a row of zeros adds nothing, and is not trained
+        type_count = 0  # a row of zeros adds nothing, so do not train it
     size = EncoderSize(
         vocabulary=config["vocab_size"],
         layers=config["num_hidden_layers"],
@@ -343,16 +342,16 @@ def read_encoder_size(directory: Path) -> EncoderSize:
         types=type_count,
         first_position=find_first_position(config),
     )
-    if headers:  # without weights, a training run can still be planned
+    if headers:  # without weights, a training run can only be planned
         _check_size(size, headers, directory)
     return size
 
 
 def _read_supported_config(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json with the keys of XLM-R.
+    """Return the content of config.json, with keys named as in XLM-R.
 
     Raises:
-        InputError: `Encoder` cannot compute the model, or a size is invalid.
+        InputError: `Encoder` does not support the model, or a size is invalid.
     """
     path = directory / "config.json"
     config = read_config(directory)
@@ -372,7 +371,7 @@ def _read_supported_config(directory: Path) -> dict[str, Any]:
 
 
 def _has_nonzero_type_row(headers: Mapping[str, stored_weights.StoredWeight]) -> bool:
-    """Return whether the embedding of the only token type is not zero. It is zero in FacebookAI's XLM-R."""
+    """Return whether the embedding of the only token type has nonzero values, unlike in FacebookAI's XLM-R."""
     for name, canonical_name in find_canonical_names(headers).items():
         if canonical_name == TYPE_ROW:
             with safe_open(headers[name].path, "pt") as file:
@@ -382,19 +381,16 @@ def _has_nonzero_type_row(headers: Mapping[str, stored_weights.StoredWeight]) ->
 
 def _check_size(size: EncoderSize, headers: Mapping[str, stored_weights.StoredWeight], directory: Path) -> None:
     """Raise InputError if the weight files do not contain an encoder of this size."""
-    stored_shapes = {}
-    for name, canonical_name in find_canonical_names(headers).items():
-        stored_shapes[canonical_name] = headers[name].shape
+    canonical_names = find_canonical_names(headers)
+    stored_shapes = {canonical_names[name]: header.shape for name, header in headers.items()}
     with torch.device("meta"):
-        encoder = Encoder(size)
-    expected_shapes = {}
-    for name, parameter in encoder.named_parameters(prefix="encoder"):
-        expected_shapes[to_hugging_face_name(name)] = tuple(parameter.shape)
+        parameters = Encoder(size).named_parameters(prefix="encoder")
+    expected_shapes = {to_hugging_face_name(name): tuple(parameter.shape) for name, parameter in parameters}
     stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
 
 
 def find_weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of a model, one or several. Raise InputError if it has none."""
+    """Return the paths of a model's safetensors files. Raise InputError if there are none."""
     path = directory / WEIGHTS
     if path.is_file():
         return [path]
@@ -405,7 +401,7 @@ def find_weight_files(directory: Path) -> list[Path]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file. Raise InputError if it is missing or damaged."""
+    """Return the tensors in a safetensors file. Raise InputError if the file is missing or damaged."""
     try:
         return load_file(user_files.check_readable(path))
     except (SafetensorError, OSError) as error:
@@ -413,7 +409,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_projection(path: Path) -> Tensor:
-    """Return the contrast projection in a file. Raise InputError if it is missing, damaged, or not finite."""
+    """Return the contrast projection in a file. Raise InputError if the file is missing, damaged, or not finite."""
     projection = read_tensors(path).get("projection")
     if projection is None:
         raise InputError(f"{path} has no tensor projection: copy it again")
@@ -423,7 +419,7 @@ def read_projection(path: Path) -> Tensor:
 
 
 def digest_weights(directory: Path) -> str:
-    """Return the digest of the weight files of a model, which identifies the model."""
+    """Return a digest of a model's weight files, to identify the model."""
     digests = [manifests.file_sha256(path) for path in find_weight_files(directory)]
     if len(digests) == 1:
         return f"sha256:{digests[0]}"
@@ -431,7 +427,7 @@ def digest_weights(directory: Path) -> str:
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """Return the weights of a model, with or without a head, by their canonical names.
+    """Return a model's weights, including any head, by canonical name.
 
     Raises:
         InputError: the weights are missing or damaged.
@@ -443,14 +439,14 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def find_canonical_names(stored_names: Iterable[str]) -> dict[str, str]:
-    """Return the canonical names of the weights of a model by their stored names."""
+    """Return a mapping from the stored names of a model's weights to their canonical names."""
     stored_names = list(stored_names)
-    # In a model without a head, the names of the encoder's weights have no prefix.
+    # In a model without a head, the encoder's weight names have no prefix.
     is_encoder = not any(_ENCODER_PREFIX.match(name) for name in stored_names)
     canonical_names = {}
     for stored_name in stored_names:
         name = _ENCODER_PREFIX.sub("roberta.", stored_name)
-        # In Google's BERT, the parameters of LayerNorm have the names of TensorFlow.
+        # Google's BERT uses TensorFlow's names for the parameters of LayerNorm.
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
         if is_encoder and not name.startswith(_HEAD_PREFIXES):
@@ -460,7 +456,7 @@ def find_canonical_names(stored_names: Iterable[str]) -> dict[str, str]:
 
 
 def _undo_replacements(name: str) -> str:
-    """Return a name in which the parts that are specific to BERT or DistilBERT are replaced by canonical parts."""
+    """Replace the parts of a name that are specific to BERT or DistilBERT with their canonical forms."""
     for replacements in _REPLACEMENTS.values():
         for canonical_part, replacement in reversed(replacements.items()):
             name = name.replace(replacement, canonical_part)
@@ -468,7 +464,7 @@ def _undo_replacements(name: str) -> str:
 
 
 def has_masked_lm_head(directory: Path) -> bool:
-    """Return whether the weights of a model include a masked-LM head."""
+    """Return whether a model's weight files include a masked-LM head."""
     canonical_names = find_canonical_names(stored_weights.read_headers(directory)).values()
     return any(name.startswith("lm_head.") for name in canonical_names)
 
@@ -476,28 +472,25 @@ def has_masked_lm_head(directory: Path) -> bool:
 def load_weights(
     module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), name_rules: NameRules = ()
 ) -> None:
-    """Copy the weights of a Hugging Face directory into the parameters of a module.
+    """Load weights from a Hugging Face directory into a module.
 
     Args:
-        module: the module, whose parameters have our names.
-        directory: directory of the weights.
-        optional: prefixes of parameters that keep their values if they are not stored.
-        name_rules: rules for the names of a head, see `to_hugging_face_name`.
+        module: module with our parameter names.
+        directory: Hugging Face directory with the weights.
+        optional: name prefixes of the parameters that keep their values if they are not stored.
+        name_rules: rules for the head's parameter names.
 
     Raises:
-        InputError: a weight is missing, has another shape, or is not finite.
+        InputError: a weight is missing, has the wrong shape, or is not finite.
     """
     stored_weights.check_dtypes(directory)
     weights = read_weights(directory)
     if (directory / PROJECTION).is_file():
         weights["projection"] = read_projection(directory / PROJECTION)
     for name, parameter in module.named_parameters():
-        path = directory / WEIGHTS
-        stored_name = name
-        if name == "projection":
-            path = directory / PROJECTION
-        else:
-            stored_name = to_hugging_face_name(name, name_rules)
+        is_projection = name == "projection"
+        path = directory / (PROJECTION if is_projection else WEIGHTS)
+        stored_name = name if is_projection else to_hugging_face_name(name, name_rules)
         if stored_name in weights:
             _copy_weight(weights[stored_name], parameter, f"{path}: {stored_name}")
         elif not name.startswith(optional):
@@ -505,10 +498,10 @@ def load_weights(
 
 
 def _copy_weight(weight: Tensor, parameter: nn.Parameter, subject: str) -> None:
-    """Copy a stored weight into a parameter. Raise InputError if its shape differs or a value is not finite."""
+    """Copy a stored weight into a parameter. Raise InputError if the shapes differ or a value is not finite."""
     if weight.shape != parameter.shape:
         raise InputError(f"{subject} is {tuple(weight.shape)}, not {tuple(parameter.shape)}")
-    if not weight.isfinite().all():  # `check_finite` would also check optional parameters, which may be uninitialised
+    if not weight.isfinite().all():  # not `check_finite`, because optional parameters may be uninitialised
         raise InputError(f"{subject} {stored_weights.NOT_FINITE}")
     with torch.no_grad():
         parameter.copy_(weight)

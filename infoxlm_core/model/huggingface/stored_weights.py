@@ -1,8 +1,8 @@
-"""Compares a model with the headers of its weight files before memory is allocated for it.
+"""Compares a model with the headers of its weight files before allocating memory for the model.
 
-A config.json can describe a model of any size. Kubernetes nodes overcommit memory: they grant it, and kill the process
-when it is used. So each model is first built on torch's meta device, which has shapes but no memory, and compared with
-the stored weights.
+A config.json can describe a model of any size. Kubernetes nodes overcommit memory: they grant any amount, and kill the
+process when it uses too much. Therefore, each model is first built on torch's meta device, without memory, to compare
+its shapes with those of the stored weights.
 """
 
 import copy
@@ -25,22 +25,22 @@ from infoxlm_core.errors import InputError, one_line
 NOT_FINITE = "contains NaN or infinity: its training failed, so use another model"
 REMEDY = "give the config.json that belongs to these weights"
 SPARE_VALUES = 1 << 24
-"""Number of values (heads, poolers, buffers) that a small model may have although its weight files do not."""
+"""Number of values (in heads, poolers, buffers) that even a small model's weight files may lack."""
 _MAX_MODULES = 1000
 _MAX_LABELS = 1 << 20
-_MODULE_COUNTS = ("layers", "groups", "group_num", "blocks", "experts")  # ends of the names of fields in config.json
+_MODULE_COUNTS = ("layers", "groups", "group_num", "blocks", "experts")  # suffixes of the field names in config.json
 
 
 class StoredWeight(NamedTuple):
-    """The header of one tensor in a safetensors file."""
+    """The header of a tensor in a safetensors file."""
 
     path: Path
-    dtype: str  # in the spelling of safetensors: F32, BF16, I64
+    dtype: str  # as spelled by safetensors: F32, BF16, I64
     shape: tuple[int, ...]
 
 
 def read_headers(directory: Path) -> dict[str, StoredWeight]:
-    """Return the headers of all weights in the safetensors files of a directory, by name.
+    """Return the headers of all weights in a directory's safetensors files, by weight name.
 
     Raises:
         InputError: a file is damaged, or its size differs from its header.
@@ -59,7 +59,7 @@ def read_headers(directory: Path) -> dict[str, StoredWeight]:
 
 
 def check_dtypes(directory: Path) -> None:
-    """Raise InputError for quantised weights, which cannot be used without their scales."""
+    """Raise InputError for quantised weights, because they cannot be used without their scales."""
     for name, weight in read_headers(directory).items():
         is_index = name.endswith("_ids")  # old exports store position_ids
         if weight.dtype.startswith(("I", "U", "F8")) and not is_index:
@@ -69,12 +69,12 @@ def check_dtypes(directory: Path) -> None:
 
 
 def check_counts(config: Mapping[str, Any], path: Path) -> None:
-    """Raise InputError if a config.json has an impossibly large number of layers, other modules, or labels.
+    """Raise InputError if a config.json claims an impossible number of layers, other modules, or labels.
 
-    Transformers creates a Python object for each of them, even on the meta device.
+    Transformers creates a Python object for every module and label, even on the meta device.
     """
     for name, value in config.items():
-        if isinstance(value, Mapping):  # the config of one part of the model
+        if isinstance(value, Mapping):  # the config of a submodel
             check_counts(value, path)
         elif isinstance(value, int) and name == "num_labels":
             _check_count(name, value, _MAX_LABELS, path)
@@ -91,7 +91,7 @@ def _check_count(name: str, count: int, limit: int, path: Path) -> None:
 def compare_shapes(
     expected_shapes: Mapping[str, tuple[int, ...]], stored_shapes: Mapping[str, tuple[int, ...]], directory: Path
 ) -> None:
-    """Raise InputError if a weight that config.json describes is not stored, or is stored with another shape."""
+    """Raise InputError if a weight that config.json describes is missing, or is stored with a different shape."""
     for name, expected_shape in expected_shapes.items():
         if name not in stored_shapes:
             raise InputError(f"{directory} has no weight {name}: give a complete model")
@@ -102,21 +102,20 @@ def compare_shapes(
 
 
 def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: bool = False) -> None:
-    """Compare a model on the meta device with the weights of a directory.
+    """Compare a model on the meta device with the weights in a directory.
 
     Args:
-        model: the model that the config.json describes.
+        model: model that config.json describes.
         directory: Hugging Face directory with the weights.
-        prefix: prefix of the names of the encoder's weights in a model with a head, such as `roberta.`. In the files,
-            names may have it or not, whether or not the model has a head.
-        new_head: whether a new head replaces the stored one, so that only the encoder must fit.
+        prefix: prefix of the encoder's weight names in a model with a head, such as `roberta.`. The names in the files
+            may omit this prefix.
+        new_head: whether a new head replaces the stored head, so that only the encoder must match.
 
     Raises:
-        InputError: a weight has another shape than config.json describes, or so many values are missing from the files
-            that a new head cannot be the reason.
+        InputError: a shape differs from config.json, or the files lack more values than a new head could explain.
     """
     headers = read_headers(directory)
-    # Buffers are computed, so they always count as missing, even if an old export has stored them.
+    # Count all buffers as missing, because models compute buffers even if an old export stores them.
     missing_values = sum(buffer.numel() for buffer in model.buffers())
     for name, parameter in model.named_parameters():
         header = headers.get(name) or headers.get(name.removeprefix(prefix)) or headers.get(f"{prefix}{name}")
@@ -136,7 +135,7 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
 
 
 def check_finite(model: nn.Module, directory: Path) -> None:
-    """Raise InputError if a model that was loaded from a directory has a weight that is not finite."""
+    """Raise InputError if a model from a directory has NaN or infinite weights."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(f"{directory}: {name} {NOT_FINITE}")
@@ -146,14 +145,14 @@ def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_h
     """Load a Hugging Face model in fp32, after comparing its config with its weight files.
 
     Args:
-        auto_class: a class `transformers.AutoModel…`.
+        auto_class: class from Transformers, such as `AutoModel`.
         directory: Hugging Face directory of the model.
-        config: the config of the model, whose labels or dropout may have been changed.
-        new_head: whether to add a random head if the stored one is missing or has another shape.
+        config: config of the model, possibly with changed labels or dropout.
+        new_head: whether to add a random head if the stored head is missing or differs in shape.
 
     Raises:
-        InputError: the model cannot be loaded, lacks weights, has other shapes than config.json describes, or has
-            weights that are not finite.
+        InputError: the model cannot be loaded, lacks weights, has shapes that differ from config.json, or has NaN or
+            infinite weights.
     """
     check_dtypes(directory)
     try:
@@ -174,17 +173,16 @@ def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_h
             )
     except InputError:
         raise
-    except Exception as error:  # a damaged file can raise almost any exception of four libraries
+    except Exception as error:  # a damaged file can raise almost any exception
         raise InputError(
             f"{directory} cannot be loaded as {auto_class.__name__} ({one_line(error)}): give another model"
         ) from error
-    # Transformers initialises missing weights with random numbers. Only a new head may be missing, and the pooler,
-    # which many checkpoints lack and nothing uses.
+    # Transformers initialises missing weights with random numbers. Accept this only for a new head and for the pooler,
+    # because many checkpoints lack the pooler and nothing uses it.
     required_prefix = encoder_prefix if new_head else ""
-    missing_names = []
-    for name in sorted(report["missing_keys"]):
-        if name.startswith(required_prefix) and "pooler" not in name:
-            missing_names.append(name)
+    missing_names = [
+        name for name in sorted(report["missing_keys"]) if name.startswith(required_prefix) and "pooler" not in name
+    ]
     if missing_names:
         raise InputError(
             f"{directory} lacks {len(missing_names)} weights ({missing_names[0]}, …): give a complete model"
@@ -195,7 +193,7 @@ def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_h
 
 @contextmanager
 def _silence_transformers() -> Iterator[None]:
-    """Suppress the progress bars of Transformers and its table of missing weights, which our errors replace."""
+    """Hide Transformers' progress bars and its table of missing weights, because our errors replace the table."""
     verbosity = transformers.logging.get_verbosity()
     had_progress_bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()

@@ -1,6 +1,6 @@
-"""Reads, converts and copies the tokenizer of a model.
+"""Reads, converts and copies a model's tokenizer.
 
-A SentencePiece model is converted to the tokenizer.json of Transformers, with the ids of XLM-R.
+SentencePiece models are converted to Transformers' tokenizer.json, with the ids of XLM-R.
 """
 
 import json
@@ -20,7 +20,7 @@ from infoxlm_core import user_files
 from infoxlm_core.data.vocabulary import BOS, EOS, SPECIAL_TOKENS, UNK, Vocabulary
 from infoxlm_core.errors import InputError, one_line
 
-MODEL = "sentencepiece.bpe.model"  # the file name of XLM-R, although it is a unigram model
+MODEL = "sentencepiece.bpe.model"  # file name in XLM-R, although the model is a unigram model
 FAST = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 
@@ -28,20 +28,20 @@ FILES = (
     FAST, MODEL, "spiece.model", "spm.model", "vocab.txt", "vocab.json", "merges.txt",
     "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
-"""Files that can belong to a tokenizer, besides tokenizer_config.json."""
+"""Possible files of a tokenizer, except tokenizer_config.json."""
 ALL_FILES = (*FILES, SETTINGS, "config.json")
-"""All files on which the ids of a tokenizer depend. config.json may name its class."""
+"""All files that determine a tokenizer's ids. config.json may name the tokenizer's class."""
 USUAL_TOKENS = {
     "bos_token": ("<s>", "[CLS]"), "cls_token": ("<s>", "[CLS]"), "eos_token": ("</s>", "[SEP]"),
     "sep_token": ("</s>", "[SEP]"), "pad_token": ("<pad>", "[PAD]"), "unk_token": ("<unk>", "[UNK]"),
     "mask_token": ("<mask>", "[MASK]"),
 }  # fmt: skip
-"""Role of a special token -> the token in XLM-R and in BERT."""
+"""Role of a special token -> its text in XLM-R and in BERT."""
 
 
 @contextmanager
 def reading(subject: str) -> Iterator[None]:
-    """Convert every exception about a damaged tokenizer, and every panic of Rust code, to InputError."""
+    """Convert every exception that a damaged tokenizer raises, including Rust panics, to InputError."""
     try:
         yield
     except BaseException as error:  # a damaged file can raise almost any exception
@@ -51,16 +51,16 @@ def reading(subject: str) -> Iterator[None]:
 
 
 def find_files(source: Path) -> list[Path]:
-    """Return the files of a tokenizer. The first file is its tokenizer.json or its SentencePiece model.
+    """Return a tokenizer's files. The first file is tokenizer.json or a SentencePiece model.
 
-    If a directory has both, tokenizer.json is used, because Transformers reads it too. The two can split text
-    differently: in a test with XLM-R, they did so for 0.4 % of short messages in 99 languages.
+    If a directory has both, use tokenizer.json, because Transformers also prefers it. The two files can split text
+    differently: in a test with XLM-R, they differed for 0.4 % of short messages in 99 languages.
 
     Args:
-        source: a SentencePiece model, a tokenizer.json, or the directory of a model.
+        source: SentencePiece model, tokenizer.json, or model directory.
 
     Raises:
-        InputError: the directory has neither.
+        InputError: the directory has neither tokenizer.json nor a SentencePiece model.
     """
     if not source.is_dir():
         return [source]
@@ -72,16 +72,16 @@ def find_files(source: Path) -> list[Path]:
 
 
 def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabulary:
-    """Return the size of a tokenizer's vocabulary and its special ids.
+    """Return a tokenizer's vocabulary size and special ids.
 
     Raises:
-        InputError: the tokenizer has no tokenizer.json, lacks a special token, or does not add one special token before
-            a text and one after it.
+        InputError: the tokenizer has no tokenizer.json, lacks a special token, or does not add exactly one special
+            token before and one after a text.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InputError(f"{source}: its tokenizer {type(tokenizer).__name__} has no tokenizer.json: use another model")
-    template_ids = tokenizer("")["input_ids"]  # of an empty text, to which only the special tokens are added
+    template_ids = tokenizer("")["input_ids"]  # an empty text consists of special tokens only
     if len(template_ids) != 2:
         raise InputError(
             f"{source}: its tokenizer adds {len(template_ids)} special tokens to a text, not one before and one "
@@ -101,13 +101,13 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabul
 
 
 def copy_files(tokenizer_json: Path, other_files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBase:
-    """Copy a tokenizer.json and the files beside it to a directory, and return the tokenizer.
+    """Copy a tokenizer.json and its accompanying files to a directory, and return the tokenizer.
 
-    If no file names the class of the tokenizer, a tokenizer_config.json is written.
+    If no file names the tokenizer's class, write a tokenizer_config.json.
     """
     shutil.copyfile(user_files.check_readable(tokenizer_json), directory / FAST)
     for path in other_files:
-        if path.name != "config.json":  # the config of the model
+        if path.name != "config.json":  # this is the model's config
             shutil.copyfile(user_files.check_readable(path), directory / path.name)
     names_class = any(path.name in (SETTINGS, "config.json") for path in other_files)
     if names_class:
@@ -117,7 +117,7 @@ def copy_files(tokenizer_json: Path, other_files: Sequence[Path], directory: Pat
 
 
 def _write_settings(directory: Path) -> None:
-    """Write a tokenizer_config.json for a tokenizer.json whose special tokens have the names of XLM-R or BERT."""
+    """Write a tokenizer_config.json for a tokenizer.json with the special tokens of XLM-R or BERT."""
     with reading(str(directory / FAST)):
         vocabulary = Tokenizer.from_file(str(directory / FAST)).get_vocab()
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -129,12 +129,12 @@ def _write_settings(directory: Path) -> None:
 
 
 def _write_json(settings: dict[str, Any], directory: Path) -> None:
-    """Write the tokenizer_config.json of a directory."""
+    """Write settings to a directory's tokenizer_config.json."""
     (directory / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def vocabulary_size(model: bytes) -> int:
-    """Return the number of ids that a SentencePiece model has in XLM-R's layout, which adds `<pad>` and `<mask>`.
+    """Return a SentencePiece model's number of ids in XLM-R's layout, including `<pad>` and `<mask>`.
 
     Raises:
         RuntimeError: the bytes are not a SentencePiece model.
@@ -145,10 +145,10 @@ def vocabulary_size(model: bytes) -> int:
 
 
 def round_scores(model: bytes) -> bytes:
-    """Round the scores of a unigram model to 1/256, so that all libraries split text in the same way.
+    """Round a unigram model's scores to multiples of 1/256, so that all libraries split text in the same way.
 
-    Two splits into the same pieces in a different order have the same score. Without rounding, the sums differ in the
-    last bit, and SentencePiece (fp32) and `tokenizers` (fp64) may choose different splits. Sums of rounded scores are
+    Splits into the same pieces in a different order have equal scores. Without rounding, their sums can differ in the
+    last bit, so that SentencePiece (fp32) and `tokenizers` (fp64) choose different splits. Sums of rounded scores are
     exact.
     """
     proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
@@ -160,12 +160,12 @@ def round_scores(model: bytes) -> bytes:
 
 @reading("the SentencePiece model")
 def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
-    """Convert a SentencePiece model to a tokenizer.json and tokenizer_config.json that give the same ids as XLM-R's.
+    """Convert a SentencePiece model to tokenizer.json and tokenizer_config.json, with the ids of XLM-R.
 
     Args:
         model: content of the SentencePiece model.
-        directory: where to write tokenizer.json and tokenizer_config.json.
-        max_tokens: largest number of tokens of a text.
+        directory: output directory.
+        max_tokens: maximum number of tokens in a text.
 
     Raises:
         InputError: the model is damaged.
@@ -176,7 +176,7 @@ def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
     pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]  # the first three are <unk>, <s> and </s>
     vocabulary = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unk, 0.0), *pieces, (mask, 0.0)]
     tokenizer = Tokenizer(Unigram(vocabulary, unk_id=UNK))
-    # SentencePiece maps characters by its own table, and then removes outer and repeated spaces.
+    # As SentencePiece does, map characters with the model's table, and then remove outer and repeated spaces.
     normalisation: list[Any] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     character_map = proto.normalizer_spec.precompiled_charsmap
     if character_map:
@@ -204,17 +204,17 @@ def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
 
 
 def load_fast(directory: Path) -> PreTrainedTokenizerFast:
-    """Load the tokenizer in the directory of a model or of shards."""
+    """Load the tokenizer from a directory of a model or of shards."""
     return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model. Raise InputError if it is missing, damaged, or has more ids than the model."""
+    """Load a model's tokenizer. Raise InputError if it is missing, damaged, or has more ids than the model."""
     for path in directory.glob("*.json"):
         user_files.check_readable(path)
     with reading(f"{directory}: its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        # The special tokens around a text and a pair may have larger ids than the vocabulary.
+        # Special tokens around a text or a pair may have ids beyond the vocabulary.
         template_ids = [*tokenizer("a")["input_ids"], *tokenizer("a", "b")["input_ids"]]
         added_ids = tokenizer.get_added_vocab().values()
         largest_id = max(*template_ids, *added_ids, len(tokenizer) - 1)
@@ -224,7 +224,7 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def _check_id_count(id_count: int, directory: Path) -> None:
-    """Raise InputError if a tokenizer has more ids than the word embeddings of its model have rows."""
+    """Raise InputError if a tokenizer has more ids than its model has word embeddings."""
     config = user_files.read_json(directory / "config.json", dict[str, Any], "copy it again")
     embedding_count = config.get("vocab_size")
     if isinstance(embedding_count, int) and id_count > embedding_count:
@@ -235,12 +235,12 @@ def _check_id_count(id_count: int, directory: Path) -> None:
 
 
 def copy(source: Path, directory: Path, max_tokens: int) -> None:
-    """Copy the files of a tokenizer, and set its model_max_length to `max_tokens`.
+    """Copy a tokenizer's files, and set model_max_length to `max_tokens`.
 
     Args:
         source: directory of the tokenizer.
-        directory: where to copy it.
-        max_tokens: the largest number of tokens that the model can read.
+        directory: output directory.
+        max_tokens: maximum number of tokens that the model supports.
     """
     for name in (*FILES, SETTINGS):
         if (source / name).is_file():
