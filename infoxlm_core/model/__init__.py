@@ -1,1 +1,1 @@
-"""The packed encoder, its heads and the momentum encoder; reading and writing Hugging Face and fairseq models."""
+"""The packed encoder, its heads and the key encoder, and conversion from and to Hugging Face models."""

@@ -90,7 +90,7 @@ class Layer(nn.Module):
         """Compute the layer's output for packed sequences.
 
         Args:
-            hidden: (T, d) output of the layer below.
+            hidden: (T, d) output of the previous layer.
             packing: boundaries of the sequences in `hidden`.
             query_rows: (R,) indices of the rows to compute; None: all.
             query_packing: boundaries of the sequences in `query_rows`; None: the same as `packing`.
@@ -188,7 +188,7 @@ class Encoder(nn.Module):
 
         Args:
             ids: (T,) token ids.
-            positions: (T,) positions in the sequences, counted from 0.
+            positions: (T,) position of each token in its sequence, counted from 0.
             types: (T,) token types, ignored if the encoder has no type table; None: type 0 for all tokens.
         """
         hidden = self.token_embedding(ids) + self.position_embedding(positions + self.size.first_position)

@@ -90,7 +90,7 @@ def refresh_copies(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
     linear_layers = [child for module in modules for child in module.modules() if isinstance(child, Linear)]
     copies: list[Tensor] = []
     changed_parameters: list[Tensor] = []
-    with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be used in training
+    with torch.inference_mode(False), torch.no_grad():  # training cannot use inference tensors
         for layer in linear_layers:
             if is_shard(layer.weight):
                 layer.discard_copies()

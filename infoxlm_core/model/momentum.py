@@ -27,12 +27,10 @@ class KeyEncoder(nn.Module):
 
     def pair_with(self, model: InfoXLM) -> None:
         """Pair each parameter with that of the query encoder. Call again if sharding has replaced the parameters."""
+        key_parameters = dict(self.named_parameters())
         query_parameters = dict(model.named_parameters())
-        self._key_parameters: list[Tensor] = []
-        self._query_parameters: list[Tensor] = []
-        for name, parameter in self.named_parameters():
-            self._key_parameters.append(parameter)
-            self._query_parameters.append(query_parameters[name])
+        self._key_parameters: list[Tensor] = list(key_parameters.values())
+        self._query_parameters: list[Tensor] = [query_parameters[name] for name in key_parameters]
 
     @torch.no_grad()
     def forward(self, ids: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:

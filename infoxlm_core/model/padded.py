@@ -1,4 +1,4 @@
-"""Task models for encoders that cannot run packed, such as XLM, DistilBERT and DeBERTa.
+"""Task models for encoders that cannot run on packed sequences, such as XLM, DistilBERT and DeBERTa.
 
 They pad the input of Hugging Face's classes. Their signature is that of our packed models, so that training and
 prediction treat all models alike.

@@ -1,4 +1,4 @@
-"""The description of a task's head, from which `task_models` builds a model.
+"""The description of a task's head. `task_models` builds the head.
 
 This module imports neither torch nor transformers, because every reader of task settings imports it.
 """

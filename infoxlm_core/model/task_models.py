@@ -26,7 +26,7 @@ from infoxlm_core.model.task_head import Head, NameRules
 
 
 class Packed(nn.Module):
-    """The base class of task models that compute packed sequences."""
+    """Base class of task models that run on packed sequences."""
 
     dropout_mask_count = 0  # number of dropout layers whose masks the caller draws (`dropout_masks`)
 

@@ -19,7 +19,7 @@ from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 INPUTS = ("input_ids", "attention_mask")
 OUTPUTS = ("token_embeddings", "sentence_embedding")
 OPSET = 18
-MAX_FILE = 2_000_000_000
+MAX_EMBEDDED_BYTES = 2_000_000_000
 """Maximum size in bytes of weights inside the ONNX file. The limit of a Protocol Buffers file is 2 GiB."""
 WEIGHTS_FILE = "model.onnx_data"  # the file name that text-embeddings-inference downloads
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -33,7 +33,7 @@ def check_installed() -> None:
 
 
 def write(encoder: SentenceEncoder, path: Path) -> None:
-    """Write an encoder as an fp32 ONNX file. Store weights larger than `MAX_FILE` in `WEIGHTS_FILE`."""
+    """Write an encoder as an fp32 ONNX file. Store weights larger than `MAX_EMBEDDED_BYTES` in `WEIGHTS_FILE`."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
@@ -58,7 +58,7 @@ def write(encoder: SentenceEncoder, path: Path) -> None:
         )
     ClearMetadataAndDocStringPass()(program.model)  # remove stack traces, because they contain local paths
     weight_bytes = sum(4 * parameter.numel() for parameter in encoder.parameters())  # 4 bytes in fp32
-    weights_file = WEIGHTS_FILE if weight_bytes > MAX_FILE else None
+    weights_file = WEIGHTS_FILE if weight_bytes > MAX_EMBEDDED_BYTES else None
     onnx_ir.save(program.model, path, external_data=weights_file)
 
 

@@ -139,8 +139,7 @@ def embed(compute_vectors: VectorFunction, tokenizer: Tokenizer, texts: Sequence
         tokenizer: the export's tokenizer, from `load_tokenizer`.
         texts: N texts, prefixes included.
     """
-    text_lengths = np.array([len(text) for text in texts])
-    shortest_first = np.argsort(text_lengths, kind="stable")
+    shortest_first = np.argsort([len(text) for text in texts], kind="stable")
     vectors: list[Tensor] = [torch.empty(0)] * len(texts)
     for start in range(0, len(texts), BATCH):
         indices = shortest_first[start : start + BATCH]

@@ -6,6 +6,7 @@ Any other text is split into shorter pieces or unknown tokens, so its vector cha
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import regex
@@ -35,16 +36,16 @@ class TrimmedTokenizer:
         self.original = _load(content)
         tokenizer_json = json.loads(content)
         remaining_ids = {*chosen_ids, *range(pad_id + 1), *_find_required_ids(tokenizer_json)}
-        self.ids = sorted(remaining_ids)  # row i of the smaller word embeddings is row ids[i] of the original
-        new_ids = {original_id: new_id for new_id, original_id in enumerate(self.ids)}
+        self.original_ids = sorted(remaining_ids)  # new id -> original id
+        new_ids = {original_id: new_id for new_id, original_id in enumerate(self.original_ids)}
         _replace_ids(tokenizer_json, new_ids)
         self.content = json.dumps(tokenizer_json, ensure_ascii=False)
         self.tokenizer = _load(self.content)
 
     def splits_as_before(self, text: str) -> bool:
         """Return whether this tokenizer splits a text into the same pieces as the original tokenizer."""
-        original_ids = [self.ids[new_id] for new_id in self.tokenizer.encode(text).ids]
-        return original_ids == self.original.encode(text).ids
+        ids = [self.original_ids[new_id] for new_id in self.tokenizer.encode(text).ids]
+        return ids == self.original.encode(text).ids
 
 
 def _load(content: str) -> Tokenizer:
@@ -74,24 +75,16 @@ def find_pieces_in_text(content: str, lines: Iterable[str]) -> set[int]:
             if isinstance(tokenizer.model, WordPiece) and tokenizer.model.unk_token in encoding.tokens:
                 # WordPiece returns the unknown token for a word if any part of the word has no piece. Keep all pieces
                 # of the word, because WordPiece could otherwise find a different split.
-                for piece in _iterate_substrings(tokenizer, normalised_line):
-                    if piece in vocabulary:
-                        ids.add(vocabulary[piece])
-    for piece, piece_id in vocabulary.items():
-        if piece.removeprefix(_CONTINUATION) in characters:
-            ids.add(piece_id)
+                pieces = _iterate_substrings(tokenizer, normalised_line)
+                ids.update(vocabulary[piece] for piece in pieces if piece in vocabulary)
+    ids.update(vocabulary[piece] for piece in vocabulary if piece.removeprefix(_CONTINUATION) in characters)
     return ids
 
 
 def _iterate_batches(lines: Iterable[str]) -> Iterator[list[str]]:
     """Yield batches of lines, because the tokenizer encodes the lines of a batch in parallel."""
-    batch: list[str] = []
-    for line in lines:
-        batch.append(line)
-        if len(batch) == _BATCH_LINES:
-            yield batch
-            batch = []
-    if batch:
+    remaining_lines = iter(lines)
+    while batch := list(islice(remaining_lines, _BATCH_LINES)):
         yield batch
 
 
@@ -128,9 +121,7 @@ def _find_required_ids(tokenizer_json: dict[str, Any]) -> set[int]:
         if model["unk_id"] is not None:
             ids.add(model["unk_id"])
         if model.get("byte_fallback"):
-            for piece_id, (piece, _) in enumerate(model["vocab"]):
-                if piece.startswith("<0x"):
-                    ids.add(piece_id)
+            ids.update(piece_id for piece_id, (piece, _) in enumerate(model["vocab"]) if piece.startswith("<0x"))
     elif model["type"] == "WordPiece":
         ids.add(model["vocab"][model["unk_token"]])
     else:
@@ -172,9 +163,9 @@ def trim_embeddings(encoder: SentenceEncoder, tokenizer: TrimmedTokenizer) -> No
     """Remove an encoder's word embeddings for the pieces that the trimmed tokenizer lacks."""
     model: Any = encoder.encoder
     all_embeddings = model.get_input_embeddings().weight.detach()  # (V, d)
-    remaining_embeddings = all_embeddings[torch.tensor(tokenizer.ids)]
+    remaining_embeddings = all_embeddings[torch.tensor(tokenizer.original_ids)]
     model.set_input_embeddings(nn.Embedding.from_pretrained(remaining_embeddings))
     model.config.vocab_size = len(remaining_embeddings)
     for name, token_id in model.config.to_dict().items():
-        if name.endswith("_token_id") and token_id in tokenizer.ids:
-            setattr(model.config, name, tokenizer.ids.index(token_id))
+        if name.endswith("_token_id") and token_id in tokenizer.original_ids:
+            setattr(model.config, name, tokenizer.original_ids.index(token_id))

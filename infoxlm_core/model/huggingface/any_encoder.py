@@ -152,7 +152,7 @@ def _read_pooling_mode(path: Path) -> str:
     modes = settings.get("pooling_mode")  # a name or a list of names
     if modes is None:  # before version 6 of sentence-transformers, each mode had a key
         modes = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
-    mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
+    mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes  # several modes are refused below
     if str(mode) not in _POOLING_MODES:
         raise InputError(f"{path}: its pooling is {mode!r:.100}, not cls or mean: give a layer and a pooling")
     return _POOLING_MODES[str(mode)]

@@ -213,10 +213,8 @@ def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _Que
         if not full_name.startswith(prefix):
             other_names.append(full_name)
         elif ".self_attn.in_proj_" in name:  # older files concatenate query, key and value
-            query, key, value = tensor.chunk(3)
-            tensors[name.replace("in_proj_", "q_proj.")] = query
-            tensors[name.replace("in_proj_", "k_proj.")] = key
-            tensors[name.replace("in_proj_", "v_proj.")] = value
+            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
+                tensors[name.replace("in_proj_", f"{letter}_proj.")] = part
         else:
             tensors[name] = tensor
     return _QueryEncoder(checkpoint, tensors, _NAME_RULES, other_names)
@@ -225,8 +223,7 @@ def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _Que
 def _infer_size(query_encoder: _QueryEncoder, heads: int | None) -> EncoderSize:
     """Infer an encoder's sizes from its tensors and the number of attention heads (default: hidden / 64)."""
     hidden = len(query_encoder.find_tensor("encoder.embedding_norm.weight"))
-    if not heads:
-        heads = max(1, hidden // HEAD_SIZE)
+    heads = heads or max(1, hidden // HEAD_SIZE)
     if hidden % heads:
         raise InputError(
             f"{query_encoder.checkpoint}: hidden size {hidden} is not a multiple of {heads} heads: "

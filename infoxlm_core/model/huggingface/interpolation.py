@@ -60,7 +60,7 @@ def _check_same_architecture(start: Path, encoder: Path) -> None:
     encoder_type = pretrained.read_config(encoder)["model_type"]
     if start_type != encoder_type:
         raise InputError(f"{start} is a model of type {start_type!r}, {encoder} of type {encoder_type!r}: {_REMEDY}")
-    # Each of these files defines a complete tokenizer, so compare only the first file that both models have.
+    # Each of these files defines a complete tokenizer, so it is enough to compare one file that both models have.
     for name in (tokenizers.MODEL, tokenizers.FAST):
         if (start / name).is_file() and (encoder / name).is_file():
             if manifests.file_sha256(start / name) != manifests.file_sha256(encoder / name):

@@ -114,13 +114,7 @@ _REPLACEMENTS = {  # model_type -> {part of a canonical name: its replacement}, 
     },
 }
 _ENCODER_PREFIX = re.compile(r"^(roberta|bert|distilbert)\.")  # prefix of the encoder's weights in a class with a head
-_HEAD_PREFIXES = (
-    "lm_head.",
-    "cls.",
-    "classifier.",
-    "qa_outputs.",
-    "vocab_",
-)  # prefixes of a head's weights in Hugging Face's classes
+_HEAD_PREFIXES = ("lm_head.", "cls.", "classifier.", "qa_outputs.", "vocab_")  # prefixes of a head's weights
 _DISTILBERT_KEYS = {  # key in DistilBERT's config.json -> key in BERT's
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",

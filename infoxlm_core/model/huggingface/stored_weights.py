@@ -28,7 +28,7 @@ SPARE_VALUES = 1 << 24
 """Number of values (in heads, poolers, buffers) that even a small model's weight files may lack."""
 _MAX_MODULES = 1000
 _MAX_LABELS = 1 << 20
-_MODULE_COUNTS = ("layers", "groups", "group_num", "blocks", "experts")  # suffixes of the field names in config.json
+_MODULE_COUNT_SUFFIXES = ("layers", "groups", "group_num", "blocks", "experts")  # of fields in config.json
 
 
 class StoredWeight(NamedTuple):
@@ -78,7 +78,7 @@ def check_counts(config: Mapping[str, Any], path: Path) -> None:
             check_counts(value, path)
         elif isinstance(value, int) and name == "num_labels":
             _check_count(name, value, _MAX_LABELS, path)
-        elif isinstance(value, int) and name.endswith(_MODULE_COUNTS):
+        elif isinstance(value, int) and name.endswith(_MODULE_COUNT_SUFFIXES):
             _check_count(name, value, _MAX_MODULES, path)
 
 

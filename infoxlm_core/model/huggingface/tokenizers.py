@@ -92,10 +92,8 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabul
     for role, token_id in id_by_role.items():
         if token_id is None:
             raise InputError(f"{source}: its tokenizer has no {role}_token: name it in {SETTINGS}")
-    special_ids = {begin, end, *id_by_role.values()}
-    for token_id, token in backend.get_added_tokens_decoder().items():
-        if token.special:
-            special_ids.add(token_id)
+    added_special_ids = [token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special]
+    special_ids = {begin, end, *id_by_role.values(), *added_special_ids}
     size = max(backend.get_vocab().values()) + 1
     return Vocabulary(begin, end, **id_by_role, special_ids=tuple(sorted(special_ids)), size=size)
 

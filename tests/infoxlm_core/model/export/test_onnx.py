@@ -101,7 +101,7 @@ def test_quantised_file_is_smaller_and_has_almost_the_same_vectors(exported, tmp
 
 def test_large_weights_are_stored_in_one_separate_file(exported, tmp_path, monkeypatch):
     _, output, encoder = exported
-    monkeypatch.setattr(onnx, "MAX_FILE", 1000)
+    monkeypatch.setattr(onnx, "MAX_EMBEDDED_BYTES", 1000)
     onnx.write(encoder, tmp_path / "onnx/model.onnx")
     onnx.quantise(tmp_path / "onnx/model.onnx", tmp_path / "onnx/model_qint8.onnx")
 

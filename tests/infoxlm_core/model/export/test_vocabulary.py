@@ -46,7 +46,7 @@ def test_chosen_texts_keep_the_vectors_of_the_original_model(tmp_path, kind):
     exported_vectors = sentence_encoder.embed(encoder.run, tokenizer, texts)
     assert torch.allclose(F.normalize(exported_vectors, dim=1), F.normalize(expected, dim=1), atol=1e-5)
     rows = json.loads((output / "config.json").read_bytes())["vocab_size"]
-    assert rows == len(trimmed.ids) < 0.6 * len(trimmed.original.get_vocab())
+    assert rows == len(trimmed.original_ids) < 0.6 * len(trimmed.original.get_vocab())
     assert not trimmed.splits_as_before(prefix + "Файл не найден")
 
 
