@@ -1,7 +1,7 @@
-"""BERT (Devlin et al. 2019): MLM and NSP on two parts of one or two documents, as `[CLS] a [SEP] b [SEP]`.
+"""BERT (Devlin et al. 2019): MLM and NSP on sequences `[CLS] a [SEP] b [SEP]`.
 
-Our corpora have no document boundaries, so 32 consecutive sentences of a corpus are treated as a document. `<s>` and
-`</s>` serve as [CLS] and [SEP].
+The parts a and b come from one or two documents. Our corpora have no document boundaries, so 32 consecutive sentences
+form a document. `<s>` and `</s>` serve as [CLS] and [SEP].
 """
 
 import math
@@ -27,11 +27,11 @@ from infoxlm_core.systems.text_learner import TargetStates, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
 DOCUMENT_SENTENCES = 32
-SHORT_SHARE = 0.1  # share of samples with a random length, as in BERT, so that short sequences occur too
+SHORT_SHARE = 0.1  # share of samples with a random length, as in BERT, so that the model also sees short sequences
 
 
 class BERT(TextNetwork):
-    """BERT's encoder with a masked-LM head, and a pooler with a classifier for next-sentence prediction."""
+    """BERT's encoder with heads for masked language modelling and next-sentence prediction."""
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__(size, dropout)
@@ -40,24 +40,24 @@ class BERT(TextNetwork):
         self.follows = nn.Linear(size.hidden, 2)
 
     def compute_target_states(self, batch: TextBatch) -> TargetStates:
-        """Compute the hidden states of the targets, and the logits of next-sentence prediction."""
+        """Compute the targets' hidden states and the logits of next-sentence prediction."""
         embeddings = self.encoder.embed(batch.ids, batch.positions, batch.types)  # (T, d)
         hidden = self.encoder.run_layers(embeddings, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
         cls_states = pool(hidden, batch.lengths, "cls")  # (sequences, d)
         # Class 0: the second part follows the first. Class 1: it does not.
         nsp_logits = self.follows(torch.tanh(self.pooler(cls_states)))  # (sequences, 2)
         target_rows = batch.target_rows
-        if batch.rows_with_target is not None:  # on GPUs each sequence has a row, also if it has no target
+        if batch.rows_with_target is not None:  # on GPUs, sequences without a target have a target row too
             target_rows = target_rows[batch.rows_with_target]
         target_states = self.head.transform(hidden[target_rows])  # (N, d)
         return TargetStates(target_states, self.head.bias, {"nsp": nsp_logits})
 
 
 class Document(NamedTuple):
-    """A document of a corpus."""
+    """A document, identified by its table and its index in the table."""
 
     table_number: int
-    number: int  # its position among the documents of the table
+    number: int
 
 
 class NextSentencePair(NamedTuple):
@@ -71,7 +71,8 @@ class NextSentencePair(NamedTuple):
 class BERTSampler(TextSampler):
     """Draws next-sentence pairs. A language with n sentences is drawn with probability proportional to n^alpha.
 
-    Raises CorpusTooSmall if a language has only one document, because wrong second parts come from other documents.
+    Negative examples continue with another document of the same language. The constructor therefore raises
+    CorpusTooSmall if a language has only one document.
     """
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
@@ -81,7 +82,7 @@ class BERTSampler(TextSampler):
             raise CorpusTooSmall("next sentences need monolingual text, but the shards have none: add text")
         self.tables: list[Table] = []
         language_of_table: list[int] = []
-        sentence_counts: list[list[int]] = []  # of each language, of each corpus
+        sentence_counts: list[list[int]] = []  # one list per language, one count per corpus
         for number, language in enumerate(languages):
             tables = [table.read_text() for table in shards.mono[language]]
             self.tables += tables
@@ -103,7 +104,7 @@ class BERTSampler(TextSampler):
                 )
 
     def draw(self, step: int, shard: int) -> Samples:
-        """Draw the samples of a virtual shard at a step: pairs of parts with masked tokens and NSP labels."""
+        """Draw a virtual shard's samples for a step, with masked tokens and NSP labels."""
         rng = make_rng(self.config.seed, step, shard, "bert")
         mask_rng = make_rng(self.config.seed, step, shard, "bert mask")
         first_parts = []
@@ -134,12 +135,12 @@ class BERTSampler(TextSampler):
         )
 
     def _draw_pair(self, table_number: int, row: int, rng: np.random.Generator) -> NextSentencePair:
-        """Draw the two parts of a sample whose first part starts at a row of a table.
+        """Draw a sample's two parts, of which the first starts at the given row.
 
-        The last sentence of a document cannot start a sample, because nothing follows it. The sentence before it is
-        taken instead, if the document has another one.
+        If that row is the last sentence of a document, the first part starts one sentence earlier if possible,
+        because a continuation must follow.
         """
-        max_tokens = self.config.batches.block_tokens - 3  # without [CLS] and two [SEP]
+        max_tokens = self.config.batches.block_tokens - 3  # leaves room for [CLS] and two [SEP]
         target_tokens = max_tokens
         if rng.random() < SHORT_SHARE:
             target_tokens = int(rng.integers(2, max_tokens + 1))
@@ -163,9 +164,9 @@ class BERTSampler(TextSampler):
         return NextSentencePair(first_part, second_part, int(is_random_continuation))
 
     def _draw_continuation(self, document: Document, min_tokens: int, rng: np.random.Generator) -> np.ndarray:
-        """Return at least `min_tokens` tokens of another document of the same language, from a random sentence on.
+        """Draw a second part from another document of the same language, starting at a random sentence.
 
-        Fewer tokens are returned if the other document ends before.
+        The part has at least `min_tokens` tokens, unless the document ends earlier.
         """
         other_document = self._draw_other_document(document, rng)
         table = self.tables[other_document.table_number]
@@ -175,17 +176,17 @@ class BERTSampler(TextSampler):
         return _read_tokens(table, start, end)
 
     def _find_rows(self, document: Document) -> range:
-        """Return the rows of a document in its table."""
+        """Return the document's rows in its table."""
         start = document.number * DOCUMENT_SENTENCES
         return range(start, min(start + DOCUMENT_SENTENCES, len(self.tables[document.table_number])))
 
     def _draw_other_document(self, document: Document, rng: np.random.Generator) -> Document:
-        """Draw another document of the same language, each with equal probability."""
+        """Draw another document of the same language, uniformly at random."""
         language = self.language_of_table[document.table_number]
         table_numbers = np.flatnonzero(self.language_of_table == language)
         document_counts = self.document_counts[table_numbers]
-        # Number the documents of all tables of the language from 0, and draw any number except that of `document`.
-        first_numbers = document_counts.cumsum() - document_counts  # of the first document of each table
+        # Number the language's documents across its tables, then draw any number except that of `document`.
+        first_numbers = document_counts.cumsum() - document_counts  # number of each table's first document
         table_index = int(np.searchsorted(table_numbers, document.table_number))
         own_number = int(first_numbers[table_index]) + document.number
         drawn_number = int(rng.integers(0, document_counts.sum() - 1))
@@ -196,19 +197,19 @@ class BERTSampler(TextSampler):
 
 
 def _find_end(table: Table, start: int, document_end: int, min_tokens: int) -> int:
-    """Return the row after the fewest consecutive sentences that start at row `start` and have `min_tokens` tokens.
+    """Return the end row of the shortest run of sentences that starts at `start` and has `min_tokens` tokens.
 
-    There is at least one sentence, and none after the end of the document.
+    The run has at least one sentence and ends with the document at the latest.
     """
     sentence_counts = np.arange(1, document_end - start + 1)
     stored_tokens = table.offsets[start + 1 : document_end + 1] - table.offsets[start]
-    text_tokens = stored_tokens - sentence_counts  # each stored sentence ends with </s>, which is not counted
+    text_tokens = stored_tokens - sentence_counts  # do not count the </s> at the end of each stored sentence
     too_short_count = int(np.searchsorted(text_tokens, min_tokens))
     return min(start + too_short_count + 1, document_end)
 
 
 def _read_tokens(table: Table, start: int, end: int) -> np.ndarray:
-    """Return the tokens of the rows from `start` to before `end`, without their `</s>`."""
+    """Return the tokens of rows `start` to `end - 1` without `</s>`."""
     tokens = table.tokens[table.offsets[start] : table.offsets[end]].astype(np.int64)
     return tokens[tokens != EOS]
 
@@ -216,10 +217,9 @@ def _read_tokens(table: Table, start: int, end: int) -> np.ndarray:
 def truncate(
     first: np.ndarray, second: np.ndarray, max_tokens: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shorten two parts of a sample until both together have `max_tokens` tokens.
+    """Shorten a sample's two parts to `max_tokens` tokens in total.
 
-    As in BERT, each dropped token comes from the part that is longer at that time, from its front or back with equal
-    probability.
+    As in BERT, tokens are dropped one by one from the longer part, at its front or back with equal probability.
     """
     first_length = len(first)
     second_length = len(second)
@@ -232,20 +232,20 @@ def truncate(
 
 
 def _drop_at_ends(tokens: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
-    """Keep `length` tokens. Each dropped token is at the front with probability one half."""
+    """Shorten a part to `length` tokens. Each dropped token is at the front or the back with equal probability."""
     dropped_at_front = int(rng.binomial(len(tokens) - length, 0.5))
     return tokens[dropped_at_front : dropped_at_front + length]
 
 
 class BERTSystem(TextSystem):
-    """BERT as a system, exported as Hugging Face's `BertForPreTraining`."""
+    """The system BERT, exported as Hugging Face's `BertForPreTraining`."""
 
     network_class = BERT
     sampler_class = BERTSampler
     config_class = BertConfig
     first_token = "<s>"  # noqa: S105 - a token of the vocabulary, not a password
     second_type = 1
-    parameter_names: ClassVar[list[tuple[str, str]]] = [  # the other names are XLM-R's, with the prefix `bert.`
+    parameter_names: ClassVar[list[tuple[str, str]]] = [  # all other names are XLM-R's with the prefix `bert.`
         (r"^head\.dense\.", "cls.predictions.transform.dense."),
         (r"^head\.norm\.", "cls.predictions.transform.LayerNorm."),
         (r"^head\.bias$", "cls.predictions.bias"),
@@ -253,8 +253,8 @@ class BERTSystem(TextSystem):
         (r"^follows\.", "cls.seq_relationship."),
     ]
 
-    def count_types(self, languages: Sequence[str]) -> int:  # noqa: ARG002 - two segments, whatever the languages
-        return 2
+    def count_types(self, languages: Sequence[str]) -> int:  # noqa: ARG002
+        return 2  # one type per part
 
     def read_ffn_size(self, config: PretrainedConfig) -> int:
         return config.intermediate_size
@@ -262,10 +262,5 @@ class BERTSystem(TextSystem):
     def read_type_count(self, config: PretrainedConfig) -> int:
         return config.type_vocab_size
 
-    def make_config(
-        self,
-        size: EncoderSize,
-        config: PretrainingConfig,  # noqa: ARG002
-        languages: Sequence[str],  # noqa: ARG002
-    ) -> PretrainedConfig:
+    def make_config(self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]) -> PretrainedConfig:  # noqa: ARG002
         return pretrained.make_hugging_face_config(size, BertConfig, architectures=["BertForPreTraining"])

@@ -1,4 +1,4 @@
-"""The interface of a system: its network, its training data and losses, its export."""
+"""The interface of a pre-training system: network, training data, losses and export."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,40 +10,41 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.training.learner import Learner
 
-Observe = Callable[[int], dict[str, float]]  # returns the evaluations that are due after a step; see `loop.train`
+Observe = Callable[[int], dict[str, float]]  # runs the evaluations due after a step; see `loop.train`
 
 
 class System:
     """A way to pre-train an encoder.
 
-    To add a system, write a file or folder beside this one, and add it to `SYSTEMS` in `table` and to the config.
+    To add a system, implement this class in a new file or folder of this package, then register the class in
+    `table.SYSTEMS` and in the config.
     """
 
     def build(self, config: PretrainingConfig, shards: Shards) -> nn.Module:
-        """Return the network on this worker's device: with random weights by the seed, or with those of a start."""
+        """Return the network on this worker's device, with weights drawn from the seed or loaded from `model.start`."""
         raise NotImplementedError
 
     def create_learner(self, config: PretrainingConfig, model: Any, shards: Shards) -> Learner:
-        """Return what the training loop trains: the network with its data and losses."""
+        """Return the learner, which holds the network, its data and its losses."""
         raise NotImplementedError
 
     def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
-        """Return the number of tokens that all workers together process in these steps."""
+        """Count the tokens that all workers process in these steps."""
         raise NotImplementedError
 
     def export(self, model: Any, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
-        """Write the network and its tokenizer to a directory that Hugging Face Transformers loads."""
+        """Write the network and its tokenizer to a directory that Hugging Face Transformers can load."""
         raise NotImplementedError
 
     def create_observer(self, config: PretrainingConfig, learner: Any, shards: Shards) -> Observe | None:  # noqa: ARG002
-        """Return the function that evaluates the network during training, if the system has one."""
+        """Return a function that evaluates the network during training, or None."""
         return None
 
     def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
-        """Check the start model by its config.json, so that its weights need not be downloaded first.
+        """Check a start model's config.json, before its weights are downloaded.
 
         Raises:
-            InputError: the model is of another architecture.
+            InputError: the model's architecture does not match the system.
             ConfigError: the model is too small for the config.
         """
         raise NotImplementedError

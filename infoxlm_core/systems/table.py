@@ -1,4 +1,4 @@
-"""The systems that can be pre-trained, by the name that `pretraining.system` gives them."""
+"""The pre-training systems by their name in `pretraining.system`."""
 
 from infoxlm_core.systems.bert import BERTSystem
 from infoxlm_core.systems.infoxlm.system import InfoXLMSystem

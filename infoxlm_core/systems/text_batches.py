@@ -1,4 +1,4 @@
-"""The samples of XLM and BERT for one virtual shard and step, and their packed micro-batches."""
+"""Samples and packed micro-batches of XLM and BERT."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,43 +19,39 @@ from infoxlm_core.model import devices
 
 @dataclass(frozen=True)
 class Samples:
-    """The packed samples of one virtual shard at a step, as NumPy arrays."""
+    """A virtual shard's packed samples for one step, as NumPy arrays."""
 
-    objective: str  # the objective of the targets: mlm, tlm or clm
+    objective: str  # token-level objective: mlm, tlm or clm
     inputs: Sequences  # token ids, some of them masked
     positions: np.ndarray  # (T,)
     types: np.ndarray  # (T,)
-    target_rows: np.ndarray  # (N,) rows to predict, ascending
-    target_ids: np.ndarray  # (N,) token ids to predict at these rows
+    target_rows: np.ndarray  # (N,) rows with a prediction, ascending
+    target_ids: np.ndarray  # (N,) token ids to predict at `target_rows`
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)  # sentence objective -> (sequences,) labels
 
 
 @dataclass(frozen=True)
 class TextBatch:
-    """One micro-batch of `Samples` as tensors."""
+    """A micro-batch of `Samples`, as tensors."""
 
     objective: str
     ids: Tensor  # (T,) token ids, some of them masked
     positions: Tensor  # (T,)
     types: Tensor  # (T,)
     lengths: tuple[int, ...]  # tokens of each sequence
-    target_rows: Tensor  # (N,) rows to predict, ascending; on GPUs also a row of each sequence without target
-    target_counts: tuple[int, ...]  # number of these rows in each sequence
+    target_rows: Tensor  # (N,) rows with a prediction, ascending; on GPUs, plus a row of each sequence without targets
+    target_counts: tuple[int, ...]  # number of target rows in each sequence
     target_ids: Tensor  # (N,) token ids to predict
     labels: Mapping[str, Tensor]  # sentence objective -> (sequences,) labels
-    rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: seed of dropout
+    rng_key: tuple[int, int, int] = (0, 0, 0)  # dropout seed: step, virtual shard, micro-batch number
     flops: float = 0.0  # necessary FLOPs, see `count_step_flops`
-    rows_with_target: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
+    rows_with_target: Tensor | None = None  # (N,) indices into `target_rows` of rows with a target; None: all rows
 
     @property
     def counts(self) -> dict[str, float]:
-        """Return the numbers of targets of each objective, of tokens and of FLOPs."""
-        sentence_counts = {name: len(labels) for name, labels in self.labels.items()}
-        return {
-            self.objective: len(self.target_ids),
-            "tokens": len(self.ids),
-            "flops": self.flops,
-        } | sentence_counts
+        """Return each objective's target count, the token count and the FLOPs."""
+        counts = {self.objective: len(self.target_ids), "tokens": len(self.ids), "flops": self.flops}
+        return counts | {name: len(labels) for name, labels in self.labels.items()}
 
     def to(self, device: torch.device) -> "TextBatch":
         """Return a copy of the batch on a device."""
@@ -63,21 +59,18 @@ class TextBatch:
         if device.type == "cuda":  # FlashAttention 3 requires a target row in every sequence
             targets = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
             batch = replace(
-                self,
-                target_rows=targets.rows,
-                target_counts=targets.counts,
-                rows_with_target=targets.rows_with_target,
+                self, target_rows=targets.rows, target_counts=targets.counts, rows_with_target=targets.rows_with_target
             )
-        sent_tensors: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for name, value in vars(batch).items():
             if isinstance(value, Tensor):
-                sent_tensors[name] = devices.send(value, device)
-        sent_labels = {name: devices.send(labels, device) for name, labels in self.labels.items()}
-        return replace(batch, **sent_tensors, labels=sent_labels)
+                tensors[name] = devices.send(value, device)
+        labels = {name: devices.send(values, device) for name, values in self.labels.items()}
+        return replace(batch, **tensors, labels=labels)
 
 
 def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[TextBatch]:
-    """Split the samples of a virtual shard into packed micro-batches of at most `size` sequences."""
+    """Split a virtual shard's samples into micro-batches of at most `size` sequences."""
     batches = []
     sequence_count = len(samples.inputs.lengths)
     for number, first_sequence in enumerate(range(0, sequence_count, size)):
@@ -87,7 +80,7 @@ def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[Te
 
 
 def _pack(samples: Samples, sequences: slice, rng_key: tuple[int, int, int]) -> TextBatch:
-    """Pack a range of sequences, with their tokens, targets and labels, into a micro-batch."""
+    """Pack a range of sequences into a micro-batch, with their tokens, targets and labels."""
     lengths = samples.inputs.lengths[sequences]
     token_start = int(samples.inputs.lengths[: sequences.start].sum())
     token_end = token_start + int(lengths.sum())
@@ -112,14 +105,14 @@ def _pack(samples: Samples, sequences: slice, rng_key: tuple[int, int, int]) -> 
 
 
 class TextSampler(StepSampler):
-    """Draws training samples, which depend only on the seed, the step and the virtual shard."""
+    """Draws training samples that depend only on the seed, the step and the virtual shard."""
 
     def draw(self, step: int, shard: int) -> Samples:
-        """Draw the samples of a virtual shard at a step."""
+        """Draw a virtual shard's samples for a step."""
         raise NotImplementedError
 
     def kind_of(self, step: int) -> str:  # noqa: ARG002
-        """Return the kind of a step. See `Learner.kind_of`."""
+        """Return the kind of a step; see `Learner.kind_of`."""
         return ""
 
 
@@ -127,12 +120,12 @@ class TextSampler(StepSampler):
 class ShortRows:
     """The rows of a corpus without long sentences."""
 
-    sides: tuple[Table, ...]  # the sentences of one language, or the source and the target of pairs
+    sides: tuple[Table, ...]  # one table for text, a source and a target table for pairs
     row_numbers: np.ndarray  # (selected rows,) ascending
 
     @classmethod
     def select(cls, sides: tuple[Table, ...], max_tokens: int) -> "ShortRows":
-        """Select the rows in which the sentence of each side has at most `max_tokens` tokens."""
+        """Select the rows whose sentences all have at most `max_tokens` tokens."""
         lengths = np.stack([np.diff(side.offsets) for side in sides])  # (sides, all rows)
         return cls(sides, np.flatnonzero(lengths.max(axis=0) <= max_tokens))
 
@@ -141,19 +134,19 @@ class ShortRows:
 
 
 def draw_rows(corpora: Sequence[ShortRows], count: int, max_tokens: int, rng: np.random.Generator) -> list[Sequences]:
-    """Draw rows of the same language or language pair, each with equal probability.
+    """Draw rows of one language or language pair, uniformly at random.
 
     Args:
         corpora: the corpora of the language or language pair.
         count: number of rows to draw.
-        max_tokens: the largest number of tokens of a sentence, with which the rows were selected.
+        max_tokens: the sentence length limit with which the rows were selected.
         rng: the random generator.
 
     Returns:
-        The stored sentences of each side: one element for text, source and target for pairs.
+        One element per side: the sentences for text, the sources and the targets for pairs.
     """
     sampler = TableSampler([[len(corpus) for corpus in corpora]], alpha=1.0)
-    corpus_numbers, indices = sampler.draw(count, rng)  # (count,) each
+    corpus_numbers, indices = sampler.draw(count, rng)  # both (count,)
     row_numbers = []
     for corpus_number, index in zip(corpus_numbers, indices, strict=True):
         row_numbers.append(corpora[corpus_number].row_numbers[index])
@@ -165,7 +158,7 @@ def draw_rows(corpora: Sequence[ShortRows], count: int, max_tokens: int, rng: np
 
 
 def list_languages(shards: Shards) -> list[str]:
-    """Return all languages of the shards in alphabetical order. The index of a language is its number."""
+    """Return the shards' languages in alphabetical order. A language's index is its number."""
     languages = set(shards.mono)
     for pair in shards.pairs:
         languages.update(pair.split("-"))
@@ -173,7 +166,7 @@ def list_languages(shards: Shards) -> list[str]:
 
 
 def pack_segments(segments: Sequence[np.ndarray]) -> Sequences:
-    """Concatenate segments of token ids into packed sequences."""
+    """Concatenate arrays of token ids into packed sequences."""
     lengths = np.array([len(segment) for segment in segments], np.int64)
     return Sequences(concatenate_int64(segments), lengths)
 

@@ -1,4 +1,4 @@
-"""The learner of XLM and BERT, which has no state besides the weights and Adam's moments."""
+"""The learner of XLM and BERT. Its only state is the weights and Adam's moments."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +20,10 @@ from infoxlm_core.training.learner import Learner, LossWeights, autocast, prepar
 class TargetStates(NamedTuple):
     """The inputs of the losses.
 
-    The logits of a target over the vocabulary are its hidden state times the word embeddings, plus the bias.
+    A target's logits are its hidden state times the word embeddings, plus the bias.
     """
 
-    hidden: Tensor  # (N, d) at the target rows of a batch
+    hidden: Tensor  # (N, d) hidden states of the targets
     bias: Tensor  # (V,)
     sentence_logits: dict[str, Tensor]  # sentence objective -> (sequences, …)
 
@@ -31,36 +31,36 @@ class TargetStates(NamedTuple):
 class TextLosses(NamedTuple):
     """The losses of N targets, and the logits of sentence objectives."""
 
-    scaled_loss: Tensor | None  # sum of the losses times their scales, with gradient; None: not computed
+    scaled_loss: Tensor | None  # scaled sum of the losses, with gradient; None: not computed
     target_losses: Tensor | None  # (N,) in nats, without gradient
     sentence_logits: dict[str, Tensor]
 
 
 class TextNetwork(nn.Module):
-    """An encoder, to which subclasses add heads."""
+    """The base class of networks: an encoder, to which subclasses add heads."""
 
-    compiler = ""  # name of the compiler of the loss, as in `Encoder`
+    compiler = ""  # name of the compiler for the loss, as in `Encoder`
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__()
         self.encoder = Encoder(size, dropout)
 
     def compute_target_states(self, batch: TextBatch) -> TargetStates:
-        """Compute the hidden states of the targets, from which `forward` computes the losses."""
+        """Compute the targets' hidden states and the logits of sentence objectives."""
         raise NotImplementedError
 
     def forward(self, batch: TextBatch, target_scales: Tensor | None = None) -> TextLosses:
         """Compute the losses of the targets and the logits of the sentence objectives.
 
         Args:
-            batch: a batch on the network's device.
-            target_scales: (N,) factor of each target in the loss; None: do not compute the losses of the targets.
+            batch: a micro-batch on the network's device.
+            target_scales: each target's factor in the loss (N,); None: compute only the logits.
         """
         hidden, bias, sentence_logits = self.compute_target_states(batch)
         if target_scales is None:
             return TextLosses(None, None, sentence_logits)
         word_embeddings = self.encoder.token_embedding.weight  # (V, d)
-        # This loss never stores the (N, V) logits of all targets, which would not fit into memory.
+        # This loss never stores the logits of all targets (N, V), because they would not fit into memory.
         scaled_loss, target_losses = linear_cross_entropy(
             hidden, word_embeddings, bias, batch.target_ids, target_scales, compiler=self.compiler
         )
@@ -68,7 +68,7 @@ class TextNetwork(nn.Module):
 
 
 class TextLearner(Learner):
-    """Trains a `TextNetwork` with one packed forward pass per micro-batch, for all its objectives."""
+    """Trains a `TextNetwork`. One packed forward pass per micro-batch serves all objectives."""
 
     module: TextNetwork
 
@@ -81,10 +81,10 @@ class TextLearner(Learner):
         model.compiler = prepare_encoder(model.encoder, config.model, self.device)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
-        """Return this worker's micro-batches of a step. The samples are those of step `step + skipped`."""
+        """Return this worker's micro-batches of a step, with the samples of step `step + skipped`."""
         size = self.module.encoder.size
         batches = []
-        # A micro-batch has samples of one virtual shard only, so that dropout does not depend on the number of workers.
+        # A micro-batch never mixes virtual shards, so that dropout does not depend on the number of workers.
         for shard in distributed.my_share(self.config.batches.virtual_shards):
             samples = self.sampler.draw(step + skipped, shard)
             for batch in micro_batches(samples, self.config.batches.micro_batch_size, step, shard):
@@ -96,13 +96,13 @@ class TextLearner(Learner):
         return self.sampler.kind_of(step + skipped)
 
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum over objectives of loss times scale, and the sums without gradient for `statistics`."""
+        """Return the scaled loss of all objectives, and the unscaled sums for `statistics`."""
         batch = batch.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):
             outputs = self.module(batch, self._scale_targets(batch, scales))
         scaled_losses = []
-        sums: dict[str, Tensor] = {}  # not scaled
+        sums: dict[str, Tensor] = {}
         if outputs.scaled_loss is not None:
             scaled_losses.append(outputs.scaled_loss)
             sums[batch.objective] = outputs.target_losses.sum()
@@ -117,7 +117,7 @@ class TextLearner(Learner):
         return torch.stack(scaled_losses).sum(), sums
 
     def _scale_targets(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:
-        """Return the factor (N,) of each target in the loss, or None if the objective is disabled."""
+        """Return each target's factor in the loss (N,), or None if the objective is disabled."""
         if batch.objective not in self.weights.by_name:
             return None
         dtype = self.module.encoder.token_embedding.weight.dtype

@@ -1,4 +1,4 @@
-"""The common base of the systems XLM and BERT: builds networks, and reads and writes them as Hugging Face models."""
+"""The base of the systems XLM and BERT: builds networks, and reads and writes them as Hugging Face models."""
 
 import json
 from collections.abc import Sequence
@@ -24,51 +24,51 @@ from infoxlm_core.systems.text_batches import TextSampler, list_languages
 from infoxlm_core.systems.text_learner import TextLearner, TextNetwork
 from infoxlm_core.training import distributed
 
-EPSILON = 1e-12  # epsilon of LayerNorm in XLM and BERT
+EPSILON = 1e-12  # LayerNorm epsilon of XLM and BERT
 
 
 class TextSystem(System):
-    """The base class of XLM and BERT, which set the attributes below. Positions count from 0."""
+    """The base class of XLM and BERT. Positions count from 0. Subclasses set the attributes below."""
 
     network_class: ClassVar[type[TextNetwork]]
     sampler_class: ClassVar[type[TextSampler]]
     config_class: ClassVar[type[PretrainedConfig]]
-    parameter_names: ClassVar[list[tuple[str, str]]]  # pattern and replacement; these rules precede XLM-R's
+    parameter_names: ClassVar[list[tuple[str, str]]]  # (pattern, replacement) rules, applied before XLM-R's
     first_token: ClassVar[str]  # the token that starts every sequence
-    second_type: ClassVar[int]  # the token type of a pair's second text
+    second_type: ClassVar[int]  # token type of a pair's second text
 
     def count_types(self, languages: Sequence[str]) -> int:
         """Return the number of token types, or 0 if the model has no type embeddings."""
         raise NotImplementedError
 
     def read_ffn_size(self, config: PretrainedConfig) -> int:
-        """Return the size of the feed-forward layers of an exported model."""
+        """Return an exported model's feed-forward size."""
         raise NotImplementedError
 
     def read_type_count(self, config: PretrainedConfig) -> int:
-        """Return the number of token types of an exported model."""
+        """Return an exported model's number of token types."""
         raise NotImplementedError
 
     def make_config(self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]) -> PretrainedConfig:
-        """Return the config.json of an exported model."""
+        """Return the Hugging Face config of an exported model."""
         raise NotImplementedError
 
     def check_sizes(self, config: PretrainingConfig) -> None:
-        """Raise ConfigError if a configured size does not fit the system."""
+        """Raise ConfigError if the system does not support a configured size."""
 
     def check_languages(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
-        """Raise ConfigError if an exported model has other languages than the shards."""
+        """Raise ConfigError if an exported model's languages differ from those of the shards."""
 
     def initialise(self, model: nn.Module, seed: int) -> None:
-        """Set the weights to random values that depend on the seed."""
+        """Initialise the weights randomly from the seed."""
         initialise(model, seed)
 
     def build(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
-        """Return the network on this worker's device, with the weights of `model.start` or with random weights.
+        """Return the network on this worker's device, with the weights of `model.start` or random weights.
 
         Raises:
-            ConfigError: a size does not fit the system or the start model.
-            TokenizerMismatch: the tokenizer of the shards does not have XLM-R's layout; see also `read_size`.
+            ConfigError: the system or the start model does not support a configured size.
+            TokenizerMismatch: the shards' tokenizer does not have XLM-R's layout; see also `read_size`.
             InputError: see `read_size` and `load_weights`.
         """
         self.check_sizes(config)
@@ -80,7 +80,7 @@ class TextSystem(System):
         return model.to(distributed.device())
 
     def _load_start(self, start: Path, config: PretrainingConfig, shards: Shards) -> TextNetwork:
-        """Return the network of an exported model, after checking that it fits the config and the shards."""
+        """Load an exported model, after checking that it matches the config and the shards."""
         size = self.read_size(start, shards)
         self.check_start_files(config, start)
         model = self.network_class(size, config.model.dropout)
@@ -88,7 +88,7 @@ class TextSystem(System):
         return model
 
     def _create_random(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
-        """Return a network of the configured size, with random weights that depend on the seed."""
+        """Return a network of the configured size, with random weights drawn from the seed."""
         size = EncoderSize.from_config(
             config.model,
             shards.vocabulary_size,
@@ -114,7 +114,7 @@ class TextSystem(System):
         return TextLearner(config, model, self.sampler_class(shards, config))
 
     def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
-        """Return the number of tokens that all workers together process in these steps."""
+        """Count the tokens that all workers process in these steps."""
         sampler = self.sampler_class(shards, config)
         token_count = 0
         for step in steps:
@@ -123,7 +123,7 @@ class TextSystem(System):
         return token_count
 
     def export(self, model: TextNetwork, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
-        """Write a directory that `XLMWithLMHeadModel` or `BertForPreTraining` loads, with the shards' tokenizer."""
+        """Write the network and the shards' tokenizer as `XLMWithLMHeadModel` or `BertForPreTraining`."""
         size = model.encoder.size
         weights = {self.hugging_face_name(name): parameter for name, parameter in model.named_parameters()}
         exported_config = self.make_config(size, config, list_languages(shards))
@@ -131,13 +131,13 @@ class TextSystem(System):
         self._write_tokenizer(shards.directory / "tokenizer", directory, size.positions)
 
     def hugging_face_name(self, name: str) -> str:
-        """Return Hugging Face's name of a parameter: `encoder.layers.0.up.bias` -> `transformer.ffns.0.lin1.bias`."""
+        """Translate a parameter name: in XLM, `encoder.layers.0.up.bias` -> `transformer.ffns.0.lin1.bias`."""
         return pretrained.to_hugging_face_name(name, self.parameter_names).replace("roberta.", "bert.", 1)
 
     def _write_tokenizer(self, tokenizer: Path, directory: Path, max_tokens: int) -> None:
-        """Copy the tokenizer of the shards, and set the special tokens that the system adds to a text or a pair.
+        """Copy the shards' tokenizer, and set the system's special tokens.
 
-        These are `</s> a </s> b </s>` in XLM and `<s> a </s> b </s>` in BERT.
+        A pair becomes `</s> a </s> b </s>` in XLM and `<s> a </s> b </s>` in BERT.
         """
         tokenizers.copy(tokenizer, directory, max_tokens)
         tokenizer_path = directory / "tokenizer.json"
@@ -157,11 +157,11 @@ class TextSystem(System):
         settings_path.write_text(json.dumps(settings, indent=1) + "\n")
 
     def read_size(self, directory: Path, shards: Shards) -> EncoderSize:
-        """Read the size of an exported model from its config.json, and check that the model fits the shards.
+        """Read an exported model's size from config.json, and check that the model matches the shards.
 
         Raises:
-            InputError: the file is missing, of another architecture, or does not describe the stored weights.
-            TokenizerMismatch: the model has another vocabulary than the shards.
+            InputError: config.json is missing, names another architecture or contradicts the stored weights.
+            TokenizerMismatch: the vocabulary sizes of the model and the shards differ.
             ConfigError: see `check_languages`.
         """
         config = self._read_config(directory)
@@ -187,7 +187,7 @@ class TextSystem(System):
         return size
 
     def _read_config(self, directory: Path) -> PretrainedConfig:
-        """Read the config.json of an exported model. Raise InputError if it is missing or of another architecture."""
+        """Read an exported model's config.json. Raise InputError if it is missing or names another architecture."""
         path = directory / "config.json"
         model_type = self.config_class.model_type
         content = user_files.read_json(path, dict[str, Any], f"give a directory of system {model_type}")
@@ -199,9 +199,9 @@ class TextSystem(System):
         return self.config_class.from_dict(content)
 
     def _check_stored_shapes(self, size: EncoderSize, directory: Path) -> None:
-        """Raise InputError if the directory has weights, but not those of a network of this size."""
+        """Raise InputError if the shapes of the stored weights contradict the size."""
         weights = stored_weights.read_headers(directory)
-        if not weights:  # the directory may have only the small files of a model, such as config.json
+        if not weights:  # the directory may contain only a model's small files, such as config.json
             return
         with torch.device("meta"):
             network = self.network_class(size)
@@ -212,10 +212,10 @@ class TextSystem(System):
         stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
 
     def load_weights(self, model: TextNetwork, directory: Path) -> None:
-        """Copy the weights of an exported model into a network of the size that `read_size` returned for it.
+        """Copy an exported model's weights into a network of the same size.
 
         Raises:
-            InputError: the file of weights is missing or damaged, or a weight is not finite.
+            InputError: the weight file is missing or damaged, or a weight is not finite.
         """
         path = directory / WEIGHTS
         if not path.is_file():

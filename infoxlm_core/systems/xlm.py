@@ -1,12 +1,13 @@
-"""XLM (Lample and Conneau 2019): language embeddings, streams of text, and one objective and language per step.
+"""XLM (Lample and Conneau 2019): language embeddings, text streams, and one objective and language per step.
 
-A stream is a corpus `</s> a b </s> c </s> …`, where letters are tokens, split into windows of equal length. A pair is
+A text stream is the concatenation `</s> a b </s> c </s> …` of a corpus (letters are tokens), split into windows of
+equal length. A translation pair is one sequence:
 
     ids         </s>  a   b  </s> </s>  x   y   z  </s>
-    positions     0   1   2    3    0   1   2   3    4       restart for the other language
-    types        de  de  de   de   fr  fr  fr  fr   fr       numbers of languages
+    positions     0   1   2    3    0   1   2   3    4       restart with the second language
+    types        de  de  de   de   fr  fr  fr  fr   fr       language numbers
 
-CLM, MLM and TLM alternate from step to step, and a step has one language (pair).
+CLM, MLM and TLM alternate from step to step. Each step uses one language or language pair.
 """
 
 import math
@@ -41,85 +42,81 @@ from infoxlm_core.systems.text_system import TextSystem
 
 
 class XLM(TextNetwork):
-    """XLM's encoder, whose output matrix is its word embeddings plus a bias, without another head."""
+    """XLM's encoder. Its only output parameter is a bias, because the output matrix is the word embeddings."""
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__(size, dropout)
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def compute_target_states(self, batch: TextBatch) -> TargetStates:
-        """Return the output of the last layer at the targets."""
+        """Compute the targets' hidden states."""
         embeddings = self.encoder.embed(batch.ids, batch.positions, batch.types)  # (T, d)
+        last_layer = self.encoder.size.layers
+        is_causal = batch.objective == "clm"
         hidden = self.encoder.run_layers(
-            embeddings,
-            batch.lengths,
-            0,
-            self.encoder.size.layers,
-            batch.target_rows,
-            batch.target_counts,
-            causal=batch.objective == "clm",
+            embeddings, batch.lengths, 0, last_layer, batch.target_rows, batch.target_counts, causal=is_causal
         )  # (N, d)
-        if batch.rows_with_target is not None:  # on GPUs each sequence has a row, also if it has no target
+        if batch.rows_with_target is not None:  # on GPUs, sequences without a target have a target row too
             hidden = hidden[batch.rows_with_target]
         return TargetStates(hidden, self.bias, {})
 
 
 class XLMInputs(NamedTuple):
-    """The inputs of XLM's encoder: sequences of T tokens together."""
+    """The inputs of XLM's encoder: packed sequences with T tokens in total."""
 
     sequences: Sequences
     positions: np.ndarray  # (T,)
-    types: np.ndarray  # (T,) numbers of languages
+    types: np.ndarray  # (T,) language numbers
 
 
 def lay_out_pairs(first: Sequences, second: Sequences, language_numbers: tuple[int, int]) -> XLMInputs:
-    """Join pairs of sentences x, y into sequences `</s> x </s> </s> y </s>`.
+    """Join N translation pairs x, y into sequences `</s> x </s> </s> y </s>`.
 
     Args:
-        first: the sentences x of N pairs.
-        second: the sentences y.
-        language_numbers: the numbers of the languages of x and y.
+        first: the N sentences x.
+        second: the N sentences y.
+        language_numbers: language numbers of x and y.
     """
     first = wrap(first)
     second = wrap(second)
-    sentences = []  # the first and the second sentence of each pair in turn
+    sentences = []  # alternates between first and second sentences
     for first_sentence, second_sentence in zip(first.rows, second.rows, strict=True):
         sentences += [first_sentence, second_sentence]
     pair_lengths = np.stack([first.lengths, second.lengths], axis=1)  # (N, 2)
     sentence_lengths = pair_lengths.ravel()  # (2N,)
     sentence_languages = np.tile(language_numbers, len(pair_lengths))  # (2N,)
     types = np.repeat(sentence_languages, sentence_lengths)  # (T,)
-    positions = number_positions(sentence_lengths)  # (T,); they restart with each sentence
+    positions = number_positions(sentence_lengths)  # (T,) restart with each sentence
     sequences = Sequences(concatenate_int64(sentences), pair_lengths.sum(axis=1))
     return XLMInputs(sequences, positions, types)
 
 
 def count_windows(table: Table, window_tokens: int) -> int:
-    """Return the number of windows of a corpus, read as a stream with one `</s>` before its first sentence."""
+    """Count the windows of a corpus's text stream, which has one `</s>` before the first sentence."""
     if not len(table.tokens):
         return 0
     return math.ceil((len(table.tokens) + 1) / window_tokens)
 
 
 def read_windows(table: Table, window_numbers: np.ndarray, window_tokens: int) -> np.ndarray:
-    """Return the tokens (N, window_tokens) of windows of a corpus.
+    """Read windows of a corpus's text stream, and return their tokens (N, window_tokens).
 
     The stream `</s> s1 </s> s2 </s> …` is padded at the front with `</s>`, so that all windows are full.
 
     Args:
         table: the corpus.
-        window_numbers: (N,) numbers of the windows, counted from 0.
-        window_tokens: number of tokens of a window.
+        window_numbers: zero-based window numbers (N,).
+        window_tokens: number of tokens per window.
     """
     padding_tokens = count_windows(table, window_tokens) * window_tokens - len(table.tokens)
     stream_positions = window_numbers[:, None] * window_tokens + np.arange(window_tokens)  # (N, window_tokens)
-    indices = stream_positions - padding_tokens  # into the tokens of the table; negative in the padding
+    indices = stream_positions - padding_tokens  # indices into `table.tokens`; negative in the padding
     tokens = table.tokens[indices.clip(0)].astype(np.int64)
     return np.where(indices < 0, EOS, tokens)
 
 
 class StepChoice(NamedTuple):
-    """The objective and the languages of a step."""
+    """The objective and the language or language pair of a step."""
 
     objective: str
     languages: str  # a language or a language pair, such as de or en-de
@@ -127,10 +124,10 @@ class StepChoice(NamedTuple):
 
 
 class XLMSampler(TextSampler):
-    """Draws XLM's samples: objectives alternate, and each step has one language (pair).
+    """Draws XLM's samples. Objectives alternate, and each step uses one language or language pair.
 
-    A language (pair) with n sentences is drawn with probability proportional to n^alpha, and both directions of a pair
-    are equally likely. Raises CorpusTooSmall if an objective has no text.
+    A language or language pair with n sentences is drawn with probability proportional to n^alpha. Both directions of a
+    pair are equally likely. Raises CorpusTooSmall if an objective has no text.
     """
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
@@ -138,25 +135,25 @@ class XLMSampler(TextSampler):
         self.objectives = list(config.objectives.weights())
         self.language_numbers = {language: number for number, language in enumerate(list_languages(shards))}
         self.texts: dict[str, list[Table]] = {}
-        text_counts: dict[str, int] = {}  # sentences by language
+        text_counts: dict[str, int] = {}  # language -> number of sentences
         for language, stored_tables in shards.mono.items():
             tables = [table.read_text() for table in stored_tables]
             if any(len(table.tokens) for table in tables):
                 self.texts[language] = tables
                 text_counts[language] = sum(len(table) for table in tables)
         self.pairs: dict[str, list[ShortRows]] = {}
-        pair_counts: dict[str, int] = {}  # pairs by language pair
+        pair_counts: dict[str, int] = {}  # language pair -> number of translation pairs
         for language_pair, stored_tables in shards.pairs.items():
             corpora = []
             for stored_table in stored_tables:
                 pairs = stored_table.read_pairs()
-                # Like XLM, drop pairs with a long side instead of truncating them.
+                # Like XLM, drop pairs with a long side rather than truncate it.
                 corpora.append(ShortRows.select((pairs.source, pairs.target), config.batches.side_tokens))
             if any(len(corpus) for corpus in corpora):
                 self.pairs[language_pair] = corpora
                 pair_counts[language_pair] = sum(len(corpus) for corpus in corpora)
         self._check_amount_of_text()
-        # Objective -> number of samples of each language or language pair.
+        # Objective -> language or language pair -> number of samples.
         self.sample_counts = {"mlm": text_counts, "tlm": pair_counts, "clm": text_counts}
 
     def _check_amount_of_text(self) -> None:
@@ -171,7 +168,7 @@ class XLMSampler(TextSampler):
             )
 
     def draw(self, step: int, shard: int) -> Samples:
-        """Draw the samples of a virtual shard at a step, with masked (MLM, TLM) or next tokens (CLM) to predict."""
+        """Draw a virtual shard's samples for a step. Targets are masked tokens (MLM, TLM) or next tokens (CLM)."""
         seed = self.config.seed
         choice = self._choose_step(step)
         objective = choice.objective
@@ -183,8 +180,8 @@ class XLMSampler(TextSampler):
             sequences, positions, types = self._draw_windows(choice.languages, rng)
         if objective == "clm":
             input_ids = sequences.flat
-            last_position = self.config.batches.block_tokens - 1  # has no next token
-            target_rows = np.flatnonzero(positions < last_position)
+            last_position = self.config.batches.block_tokens - 1
+            target_rows = np.flatnonzero(positions < last_position)  # the last token has no next token
             target_ids = sequences.flat[target_rows + 1]
         else:
             input_ids, target_rows = self.mask(sequences, mask_rng)
@@ -197,9 +194,9 @@ class XLMSampler(TextSampler):
         return f"{choice.objective}/{choice.languages}"
 
     def _choose_step(self, step: int) -> StepChoice:
-        """Choose the objective, the language (pair) and the direction of a step."""
+        """Choose a step's objective, language or language pair, and direction."""
         objective = self.objectives[step % len(self.objectives)]
-        uniform = make_rng(self.config.seed, step, "language").random(2)  # for the language and for the direction
+        uniform = make_rng(self.config.seed, step, "language").random(2)  # chooses the language and the direction
         sample_counts = self.sample_counts[objective]
         languages = list(sample_counts)
         language_probabilities = probabilities(np.array(list(sample_counts.values())), self.config.batches.alpha)
@@ -207,7 +204,7 @@ class XLMSampler(TextSampler):
         return StepChoice(objective, languages[language_index], is_reversed=bool(uniform[1] < 0.5))
 
     def _draw_windows(self, language: str, rng: np.random.Generator) -> XLMInputs:
-        """Draw windows of a language, each with equal probability."""
+        """Draw windows of a language, uniformly at random."""
         tables = self.texts[language]
         window_tokens = self.config.batches.block_tokens
         window_counts = [count_windows(table, window_tokens) for table in tables]
@@ -222,7 +219,7 @@ class XLMSampler(TextSampler):
         return XLMInputs(sequences, number_positions(sequences.lengths), types)
 
     def _draw_pairs(self, language_pair: str, is_reversed: bool, rng: np.random.Generator) -> XLMInputs:
-        """Draw pairs such as en-de, each with equal probability. If reversed, the sentence in de comes first."""
+        """Draw translation pairs such as en-de, uniformly at random. If reversed, the sentence in de comes first."""
         corpora = self.pairs[language_pair]
         sources, targets = draw_rows(corpora, self.samples_per_shard, self.config.batches.side_tokens, rng)
         source_language, target_language = language_pair.split("-")
@@ -234,7 +231,7 @@ class XLMSampler(TextSampler):
 
 
 class XLMSystem(TextSystem):
-    """XLM as a system, exported as Hugging Face's `XLMWithLMHeadModel`."""
+    """The system XLM, exported as Hugging Face's `XLMWithLMHeadModel`."""
 
     network_class = XLM
     sampler_class = XLMSampler
@@ -256,20 +253,20 @@ class XLMSystem(TextSystem):
     ]
 
     def initialise(self, model: nn.Module, seed: int) -> None:
-        """Initialise like BERT, except that embeddings have a standard deviation of d^-0.5."""
+        """Initialise like BERT, but draw embeddings with standard deviation d^-0.5."""
         initialise(model, seed)
-        bert_deviation = 0.02  # the standard deviation with which `initialise` drew the weights
+        bert_deviation = 0.02  # standard deviation of the weights that `initialise` drew
         with torch.no_grad():
             for module in model.modules():
                 if isinstance(module, nn.Embedding):
                     module.weight.mul_(module.embedding_dim**-0.5 / bert_deviation)
 
     def count_types(self, languages: Sequence[str]) -> int:
-        """Return the number of languages, or 0 if there is only one, which needs no embedding."""
+        """Return the number of languages, or 0 for a single language, which needs no embedding."""
         return len(languages) if len(languages) > 1 else 0
 
     def check_sizes(self, config: PretrainingConfig) -> None:
-        """Raise ConfigError if a new model has another FFN size than 4 * hidden, which config.json could not store."""
+        """Raise ConfigError if a new model's FFN size is not 4 * hidden, because XLM's config.json has no FFN size."""
         model = config.model
         if model.start is None and model.ffn != 4 * model.hidden:
             raise ConfigError(f"model.ffn ({model.ffn}) must be 4 * model.hidden ({4 * model.hidden}) with system xlm")
@@ -281,7 +278,7 @@ class XLMSystem(TextSystem):
         return config.n_langs
 
     def check_languages(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
-        """Raise ConfigError if an exported model has other languages than the shards."""
+        """Raise ConfigError if an exported model's languages differ from those of the shards."""
         model_languages = list(config.lang2id or {})
         shard_languages = list_languages(shards)
         if model_languages != shard_languages:
@@ -291,7 +288,7 @@ class XLMSystem(TextSystem):
             )
 
     def make_config(self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]) -> PretrainedConfig:
-        """Return the config.json of an exported model, in the names that `XLMConfig` uses."""
+        """Return the Hugging Face config of an exported model."""
         language_numbers: dict[str, Any] = {
             "lang2id": {language: number for number, language in enumerate(languages)},
             "id2lang": dict(enumerate(languages)),

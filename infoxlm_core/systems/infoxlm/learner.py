@@ -1,4 +1,4 @@
-"""InfoXLM's learner: computes MLM, TLM and the sentence objectives of a micro-batch in one forward pass."""
+"""InfoXLM's learner: computes MLM, TLM and sentence objectives in one forward pass per micro-batch."""
 
 import logging
 import math
@@ -18,21 +18,14 @@ from infoxlm_core.model.flops import count_step_flops
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.systems.infoxlm.sentence_objectives import SENTENCE_OBJECTIVES, XLCO, add_to_groups
 from infoxlm_core.training import distributed, sharding
-from infoxlm_core.training.learner import (
-    Learner,
-    LossWeights,
-    autocast,
-    half_precision,
-    prepare_encoder,
-    seed_dropout,
-)
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, half_precision, prepare_encoder, seed_dropout
 
 logger = logging.getLogger(__name__)
 GPU_TILE = 128  # tokens per tile of a GPU matrix product
 
 
 class InfoXLMLearner(Learner):
-    """Trains the query encoder on the enabled objectives. The objective XLCO owns the key encoder and the queue."""
+    """Trains the query encoder on the enabled objectives. `XLCO` owns the key encoder and the queue."""
 
     module: InfoXLM
 
@@ -61,15 +54,15 @@ class InfoXLMLearner(Learner):
 
     @property
     def xlco(self) -> XLCO:
-        """Return the objective XLCO, which must be enabled."""
+        """Return the XLCO objective, which must be enabled."""
         return next(objective for objective in self.objectives if isinstance(objective, XLCO))
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[PackedBatch]:
-        """Return this worker's micro-batches of a step. The samples are those of step `step + skipped`."""
+        """Return this worker's micro-batches of a step, with the samples of step `step + skipped`."""
         my_shards = self.shares[distributed.rank()]
         shard_ranges = [my_shards]
-        # Dropout is seeded by micro-batch. To give the same losses with any number of workers, a micro-batch must then
-        # have the samples of a single virtual shard.
+        # Dropout is seeded by micro-batch. With dropout, a micro-batch therefore never mixes virtual shards, so that
+        # losses do not depend on the number of workers.
         has_dropout = self.config.model.dropout > 0
         if has_dropout:
             shard_ranges = [range(shard, shard + 1) for shard in my_shards]
@@ -79,7 +72,7 @@ class InfoXLMLearner(Learner):
         batches = self._add_dummy_batches(batches, is_split_by_shard=has_dropout)
         if self.device.type == "cpu":
             return batches
-        # On a GPU, matrix products are fastest if the number of tokens is a multiple of their tile.
+        # GPU matrix products are fastest if the number of tokens is a multiple of the tile size.
         tile_tokens = min(GPU_TILE, self.module.encoder.size.max_tokens)
         return [batch.pad_for_gpu(tile_tokens, self.sampler.vocabulary.pad) for batch in batches]
 
@@ -87,40 +80,39 @@ class InfoXLMLearner(Learner):
         """Draw the micro-batches of a range of virtual shards.
 
         Args:
-            step: the step that the micro-batches are for.
-            draw_number: the step whose samples are drawn, which is later if the guard skipped data.
-            shards: numbers of the virtual shards.
+            step: the training step that uses the micro-batches.
+            draw_number: the step whose samples are drawn; larger than `step` if the guard skipped data.
+            shards: virtual shard numbers.
         """
         contrast = self.config.contrast
         samples = self.sampler.draw(draw_number, shards, has_contrast=step >= contrast.start_step)
         batches = pack_micro_batches(samples, self.config.batches.micro_batch_size, contrast.symmetric)
-        keyed_batches = []
-        for number, batch in enumerate(batches):
-            rng_key = (step, shards.start, number)
-            keyed_batches.append(replace(batch, rng_key=rng_key, flops=self._count_flops(batch)))
-        return keyed_batches
+        return [
+            replace(batch, rng_key=(step, shards.start, number), flops=self._count_flops(batch))
+            for number, batch in enumerate(batches)
+        ]
 
     def _add_dummy_batches(self, batches: list[PackedBatch], is_split_by_shard: bool) -> list[PackedBatch]:
-        """Append dummy batches if the network is sharded, because all workers must call it equally often.
+        """Pad this worker's batches with dummy batches, because all workers must call a sharded network equally often.
 
         Args:
-            batches: micro-batches of this worker.
-            is_split_by_shard: whether each micro-batch has samples of one virtual shard only.
+            batches: this worker's micro-batches.
+            is_split_by_shard: whether no micro-batch mixes virtual shards.
         """
         if not self.config.model.sharded:
             return batches
-        most_shards = max(len(share) for share in self.shares)  # of one worker
+        max_shards = max(len(share) for share in self.shares)
         samples_per_shard = self.sampler.samples_per_shard
         micro_batch_size = self.config.batches.micro_batch_size
         if is_split_by_shard:
-            most_batches = most_shards * math.ceil(samples_per_shard / micro_batch_size)
+            max_batches = max_shards * math.ceil(samples_per_shard / micro_batch_size)
         else:
-            most_batches = math.ceil(most_shards * samples_per_shard / micro_batch_size)
+            max_batches = math.ceil(max_shards * samples_per_shard / micro_batch_size)
         dummy_batch = replace(batches[0], is_dummy=True)
-        return batches + [dummy_batch] * (most_batches - len(batches))
+        return batches + [dummy_batch] * (max_batches - len(batches))
 
     def counts(self, batch: PackedBatch) -> Mapping[str, float]:
-        """Return the targets of each objective, tokens and FLOPs of a micro-batch, or nothing for a dummy batch."""
+        """Count a micro-batch's targets by objective, tokens and FLOPs. A dummy batch counts nothing."""
         if batch.is_dummy:
             return {}
         return batch.counts | {objective.name: objective.count(batch) for objective in self.objectives}
@@ -129,7 +121,7 @@ class InfoXLMLearner(Learner):
         return "" if step >= self.config.contrast.start_step else "before contrast"
 
     def _count_flops(self, batch: PackedBatch) -> float:
-        """Return the FLOPs that the forward and backward pass of a micro-batch need."""
+        """Return the FLOPs of a micro-batch's forward and backward pass."""
         contrast = self.config.contrast
         return count_step_flops(
             self.module.encoder.size,
@@ -142,15 +134,15 @@ class InfoXLMLearner(Learner):
         )
 
     def losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a micro-batch, and the sums without gradient for `statistics`."""
+        """Return the scaled loss of a micro-batch, and the unscaled sums for `statistics`."""
         if batch.is_dummy:
-            # This worker only takes part in the communication of a sharded network, with a loss of weight 0.
+            # A dummy batch only takes part in the communication of the sharded network, so its loss has weight 0.
             loss, _ = self._compute_losses(batch, dict.fromkeys(scales, 0.0))
             return loss, {}
         return self._compute_losses(batch, scales)
 
     def _compute_losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum over objectives of loss times scale, and the sums without gradient for `statistics`."""
+        """Return the scaled loss of all objectives, and the unscaled sums for `statistics`."""
         batch = batch.to(self.device)
         group_totals = torch.zeros(2, len(self.sampler.group_names), dtype=torch.double, device=self.device)
         loss = torch.zeros((), device=self.device)
@@ -173,16 +165,16 @@ class InfoXLMLearner(Learner):
         return loss, sums
 
     def _scale_targets(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
-        """Return the factor (N,) of each target in the loss. The targets of MLM come first."""
+        """Return each target's factor in the loss (N,). MLM targets come first."""
         dtype = self.module.encoder.token_embedding.weight.dtype
         target_scales = torch.full((len(batch.target_ids),), scales.get("tlm", 0.0), dtype=dtype, device=self.device)
         target_scales[: batch.mlm_targets] = scales.get("mlm", 0.0)
         return target_scales
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
-        """Return the targets of each group, the mean loss of each language, and the objectives' statistics."""
+        """Return each group's target count, each language's mean loss, and the sentence objectives' statistics."""
         statistics = {}
-        loss_sums: defaultdict[str, float] = defaultdict(float)  # by objective and language, such as mlm/en
+        loss_sums: defaultdict[str, float] = defaultdict(float)  # objective and language, such as mlm/en -> sum
         loss_counts: defaultdict[str, float] = defaultdict(float)
         for group, (group_sum, group_count) in zip(self.sampler.group_names, sums["by_group"].T, strict=True):
             objective_and_language, _, _ = group.rpartition("/")
@@ -205,7 +197,7 @@ class InfoXLMLearner(Learner):
             self._fill_queue()
 
     def _fill_queue(self) -> None:
-        """Fill the queue with the keys of as many pairs, drawn from a random stream that no training step uses."""
+        """Fill the queue with keys of pairs that are drawn from a separate random stream."""
         queue_size = self.config.contrast.queue_size
         global_batch_size = self.config.batches.global_batch_size
         my_shards = self.shares[distributed.rank()]
@@ -219,11 +211,11 @@ class InfoXLMLearner(Learner):
                     self.xlco.collect_keys(batch_on_device, keys)
             remaining_rows = queue_size - number * global_batch_size
             self.xlco.enqueue(self.config.contrast.start_step, limit=remaining_rows)
-        self.xlco.queue.pointer.zero_()  # the first key of the training replaces the oldest one
+        self.xlco.queue.pointer.zero_()  # the first training key replaces the oldest key
         logger.info("filled the queue with %d keys", queue_size)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors of the objectives, such as the key encoder and the queue."""
+        """Return the sentence objectives' tensors, such as the key encoder and the queue."""
         tensors: dict[str, Tensor] = {}
         for objective in self.objectives:
             tensors |= objective.state()

@@ -1,8 +1,7 @@
-"""Predicts the parameters, memory, FLOPs and time of an InfoXLM run, without data, weights or GPUs.
+"""Predict the parameters, memory, FLOPs and time of an InfoXLM run, without data, weights or GPUs.
 
-Parameters are counted on a model on torch's meta device. A test compares the exact part of the memory with a real
-training run. FLOPs are those that the step needs, without padding or recomputation (`flops.py`). Time assumes a
-utilisation of the GPUs.
+Parameters are counted on torch's meta device. The exact part of the memory plan is tested against a real training run.
+FLOPs exclude padding and recomputation (`flops.py`). Time estimates assume a fixed GPU utilisation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,23 +21,23 @@ from infoxlm_core.model.mixed_precision import Linear
 from infoxlm_core.model.momentum import KeyEncoder
 
 ACTIVATION_BYTES = 38
-"""Bytes stored for the backward pass per token, layer and unit of d, in bf16 without compilation; tested."""
+"""Measured bytes stored for the backward pass, per token, layer and hidden unit, in bf16 without compilation."""
 
 ASSUMED_MFU = {True: 0.4, False: 0.25}
-"""Assumed model FLOPs utilisation, the share of the GPUs' peak speed: with and without compiled layers."""
+"""Assumed model FLOPs utilisation (share of the GPUs' peak speed), with and without compiled layers."""
 
 
 class PlanRow(NamedTuple):
-    """A line of the plan."""
+    """A row of a plan table."""
 
     name: str
     value: float
     unit: str
-    formula: str  # how the value is calculated, in words
+    formula: str  # explanation of the calculation
 
 
 class SequenceLengths(NamedTuple):
-    """The length in tokens of each kind of sequence in a step. 0: the step has no sequences of this kind."""
+    """Sequence lengths in tokens, by objective. 0: the objective is disabled."""
 
     name: str
     mlm: int
@@ -47,42 +46,42 @@ class SequenceLengths(NamedTuple):
 
 
 LONG = SequenceLengths("long", 512, 512, 128)
-"""A step in which all sequences are full."""
+"""Sequences of maximum length."""
 SHORT = SequenceLengths("short", 512, 96, 64)
-"""A step of sentences as short as those of the released recipe."""
+"""Sequences with typical sentence lengths of the released recipe."""
 
 
 def size_of(config: PretrainingConfig, vocabulary_size: int) -> EncoderSize:
-    """Return the sizes of the model `model.start` if it is a directory of this machine, else those of the config."""
+    """Return the size of the start model if `model.start` is a local directory, else the configured size."""
     model = config.model
     if model.start and (Path(model.start) / "config.json").is_file():
-        from infoxlm_core.model.huggingface import pretrained  # here, since it imports transformers
+        from infoxlm_core.model.huggingface import pretrained  # imports transformers, which is slow
 
         return pretrained.read_encoder_size(Path(model.start))
     return EncoderSize.from_config(model, vocabulary_size)
 
 
 def build_on_meta_device(config: PretrainingConfig, vocabulary_size: int) -> tuple[InfoXLM, KeyEncoder]:
-    """Return the query encoder and the key encoder of a run, whose weights have shapes but occupy no memory."""
+    """Build a run's query encoder and key encoder without allocating memory for their weights."""
     with torch.device("meta"):
         model = InfoXLM.from_config(config, size_of(config, vocabulary_size))
         return model, KeyEncoder(model)
 
 
 def count_parameters(module: nn.Module | None) -> int:
-    """Return the number of parameters of a module, or 0 for None."""
+    """Count a module's parameters. None counts as 0."""
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
 
 
 def count_trained_parameters(module: nn.Module) -> int:
-    """Return the number of parameters that receive gradients."""
+    """Count the parameters that receive gradients."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def fit_lengths(config: PretrainingConfig, lengths: SequenceLengths) -> SequenceLengths:
-    """Truncate the lengths to the configured maximum, and set those of disabled objectives to 0."""
+    """Truncate sequence lengths to the configured maximum, and set those of disabled objectives to 0."""
     objectives = config.objectives
-    longest_pair = 2 * config.batches.side_tokens + 4  # with the special tokens of two sentences
+    longest_pair = 2 * config.batches.side_tokens + 4  # includes the special tokens of two sentences
     return SequenceLengths(
         lengths.name,
         mlm=min(lengths.mlm, config.batches.block_tokens) if objectives.mlm else 0,
@@ -92,7 +91,7 @@ def fit_lengths(config: PretrainingConfig, lengths: SequenceLengths) -> Sequence
 
 
 def count_step_flops(config: PretrainingConfig, size: EncoderSize, lengths: SequenceLengths) -> float:
-    """Return the FLOPs that an optimizer step needs if all sequences of a kind are equally long."""
+    """Return the FLOPs of a step whose sequences have the given lengths."""
     sample_count = config.batches.global_batch_size
     lm_lengths: list[int] = []
     if lengths.mlm:
@@ -113,12 +112,12 @@ def count_step_flops(config: PretrainingConfig, size: EncoderSize, lengths: Sequ
 
 
 def count_step_tokens(config: PretrainingConfig, lengths: SequenceLengths) -> int:
-    """Return the tokens of an optimizer step. A sample of XLCO has two views."""
+    """Return the number of tokens per step. An XLCO sample has two views."""
     return config.batches.global_batch_size * (lengths.mlm + lengths.tlm + 2 * lengths.view)
 
 
 def plan_memory(config: PretrainingConfig, vocabulary_size: int, gpu_count: int) -> list[PlanRow]:
-    """Return the bytes on each GPU: first the exact part, then estimates for long sequences."""
+    """Plan the bytes on each GPU: first exact values, then estimates for long sequences."""
     model, key_encoder = build_on_meta_device(config, vocabulary_size)
     persistent_memory = _plan_persistent_memory(config, model, key_encoder, gpu_count)
     return persistent_memory + _plan_temporary_memory(config, model, key_encoder, gpu_count)
@@ -127,18 +126,18 @@ def plan_memory(config: PretrainingConfig, vocabulary_size: int, gpu_count: int)
 def _plan_persistent_memory(
     config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpu_count: int
 ) -> list[PlanRow]:
-    """Return the exact number of bytes that each GPU holds from the first step to the last."""
+    """Compute the exact number of bytes that each GPU holds from the first step to the last."""
     parameter_count = count_parameters(model)
     trained_count = count_trained_parameters(model)
     trained_tensors = sum(parameter.requires_grad for parameter in model.parameters())
-    moment_bytes = 8 * trained_count + 4 * trained_tensors  # two moments per parameter, a step count per tensor
+    moment_bytes = 8 * trained_count + 4 * trained_tensors  # two moments per parameter, one step count per tensor
     key_parameter_count = count_parameters(key_encoder)
     queue_size = config.contrast.queue_size
     key_bytes = 0
     queue_bytes = 0
     if config.objectives.xlco:
         key_bytes = 4 * key_parameter_count
-        # A row of the queue has a key in fp32, two sentence ids and the step that added it, of 8 bytes each.
+        # A queue row is an fp32 key, two sentence ids and a step number. Ids and step number have 8 bytes each.
         queue_bytes = queue_size * (4 * model.encoder.size.hidden + 24)
     shards = 1
     divided_by_gpus = ""
@@ -161,11 +160,11 @@ def _plan_persistent_memory(
 def _plan_temporary_memory(
     config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpu_count: int
 ) -> list[PlanRow]:
-    """Estimate the bytes that each GPU needs only during a part of a step."""
+    """Estimate the bytes that each GPU needs temporarily within a step."""
     size = model.encoder.size
     all_reduce_bytes = 4 * count_trained_parameters(model) if gpu_count > 1 else 0
     copied_key_weights = 0
-    if config.objectives.xlco and not config.model.sharded:  # autocast keeps bf16 copies of the linear layers
+    if config.objectives.xlco and not config.model.sharded:  # autocast keeps bf16 copies of linear layers
         linear_layers = [module for module in key_encoder.modules() if isinstance(module, Linear)]
         copied_key_weights = sum(count_parameters(layer) for layer in linear_layers)
     bf16_bytes = 2 * (count_parameters(model) + copied_key_weights)
@@ -173,7 +172,7 @@ def _plan_temporary_memory(
     sample_count = _count_micro_batch_samples(config)
     lm_tokens = sample_count * (lengths.mlm + lengths.tlm)
     view_tokens = sample_count * lengths.view
-    # The loss computes the logits of a chunk of targets at a time.
+    # The loss computes logits for one chunk of targets at a time.
     chunk_rows = min(CHUNK_ROWS, round(config.objectives.mask_ratio * lm_tokens))
     logit_bytes = 6 * chunk_rows * size.vocabulary
     embedding_gradient_bytes = 8 * size.hidden * size.vocabulary
@@ -190,9 +189,9 @@ def _plan_temporary_memory(
 
 
 def _count_micro_batch_samples(config: PretrainingConfig) -> int:
-    """Return the number of samples of each objective in a micro-batch."""
+    """Return the number of samples per objective in a micro-batch."""
     batches = config.batches
-    if config.model.dropout:  # with dropout, a micro-batch has samples of one virtual shard only
+    if config.model.dropout:  # with dropout, a micro-batch never mixes virtual shards
         return min(batches.micro_batch_size, batches.global_batch_size // batches.virtual_shards)
     return batches.micro_batch_size
 
@@ -200,13 +199,13 @@ def _count_micro_batch_samples(config: PretrainingConfig) -> int:
 def _plan_activations(
     config: PretrainingConfig, size: EncoderSize, contrast_layer: int, lm_tokens: int, view_tokens: int
 ) -> PlanRow:
-    """Estimate the bytes of activations that the layers store for the backward pass of a micro-batch.
+    """Estimate the bytes of activations stored for a micro-batch's backward pass.
 
-    MLM and TLM sequences pass through all layers, query views only through the layers up to `contrast_layer`.
+    MLM and TLM sequences pass through all layers, query views only through the first `contrast_layer` layers.
     """
     layer_tokens = lm_tokens * size.layers + view_tokens * contrast_layer  # a token counts once in each layer
     if config.model.recompute:
-        # Each layer stores only its input, of 2 bytes. One layer at a time is recomputed and stores everything.
+        # Each layer stores only its input in bf16 (2 bytes). The layer being recomputed stores all activations.
         batch_tokens = lm_tokens + view_tokens
         stored_bytes = size.hidden * (ACTIVATION_BYTES * batch_tokens + 2 * layer_tokens)
         formula = f"{ACTIVATION_BYTES} B x d a token in one layer, 2 B in the others: {batch_tokens:,} tokens"
@@ -220,14 +219,14 @@ def _plan_activations(
 
 
 def check_memory(config: PretrainingConfig, size: EncoderSize, available_bytes: float) -> None:
-    """Check that the weights, gradients, optimizer state and queue of a run fit into the memory of the device.
+    """Check that a run's weights, gradients, optimizer state and queue fit into the device's memory.
 
     Raises:
-        ConfigError: the run does not fit; the message names the largest part and the setting that determines it.
+        ConfigError: memory is insufficient; the message names the largest part and the responsible setting.
     """
-    largest_gpu_count = config.batches.virtual_shards if config.model.sharded else 1  # each worker has a virtual shard
+    max_gpu_count = config.batches.virtual_shards if config.model.sharded else 1  # one virtual shard per worker
     model, key_encoder = build_on_meta_device(config, size.vocabulary)
-    rows = _plan_persistent_memory(config, model, key_encoder, largest_gpu_count)
+    rows = _plan_persistent_memory(config, model, key_encoder, max_gpu_count)
     required_bytes = sum(row.value for row in rows)
     if required_bytes <= available_bytes:
         return
@@ -251,15 +250,15 @@ def plan(
 
     Args:
         config: settings of the run.
-        vocabulary_size: number of ids of the tokenizer.
+        vocabulary_size: number of token ids.
         gpu_count: number of GPUs, with one worker each.
-        gpu_type: a name of `flops.PEAKS` in upper or lower case.
+        gpu_type: a key of `flops.PEAKS`, in upper or lower case.
 
     Returns:
         The tables `parameters`, `memory`, `steps` and `run`.
 
     Raises:
-        InputError: the type of GPU is unknown, or the run cannot have as many workers.
+        InputError: the GPU type is unknown, or the run has fewer virtual shards than GPUs.
     """
     _check_request(config, gpu_count, gpu_type)
     gpu_type = gpu_type.upper()
@@ -284,39 +283,34 @@ def plan(
 
 
 def _check_request(config: PretrainingConfig, gpu_count: int, gpu_type: str) -> None:
-    """Raise InputError if the system or the GPU cannot be planned, or the run cannot have as many workers."""
+    """Raise InputError if the system, GPU type or number of GPUs is not supported."""
     if config.system != "infoxlm":
         raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")
     if gpu_type.upper() not in flops.PEAKS:
         raise InputError(f"gpu {gpu_type!r} is not known: give one of {', '.join(flops.PEAKS)}")
     virtual_shards = config.batches.virtual_shards
-    if not 0 < gpu_count <= virtual_shards:  # each worker needs a virtual shard
+    if not 0 < gpu_count <= virtual_shards:  # each worker needs at least one virtual shard
         raise InputError(
             f"gpus {gpu_count}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards), a worker each"
         )
 
 
 def _plan_parameters(model: InfoXLM) -> list[PlanRow]:
-    """Return the numbers of parameters of the network and of the exported model."""
+    """Count the parameters of the network's parts and of the exported model."""
     encoder_count = count_parameters(model.encoder)
     head_count = count_parameters(model.head)
     projection_count = 0 if model.projection is None else model.projection.numel()
-    token_type_count = model.encoder.size.hidden  # Hugging Face's XLM-R has an embedding of its only token type
+    exported_count = encoder_count + head_count + model.encoder.size.hidden  # plus the embedding of one token type
     return [
         PlanRow("encoder", encoder_count, "", "embeddings and layers"),
         PlanRow("masked-LM head", head_count, "", "its output matrix is the word table"),
         PlanRow("contrast projection", projection_count, "", "d x d"),
-        PlanRow(
-            "exported",
-            encoder_count + head_count + token_type_count,
-            "",
-            "encoder and head, with Hugging Face's row of token types",
-        ),
+        PlanRow("exported", exported_count, "", "encoder and head, with Hugging Face's row of token types"),
     ]
 
 
 def _plan_files(config: PretrainingConfig, vocabulary_size: int, parameters: Sequence[PlanRow]) -> list[PlanRow]:
-    """Return the sizes of a checkpoint and of the exported encoder, given the rows of `_plan_parameters`."""
+    """Plan the sizes of a checkpoint and of the exported encoder, given the rows of `_plan_parameters`."""
     saved_names = ("weights", "AdamW moments", "key encoder", "queue")
     memory_of_one_gpu = plan_memory(config, vocabulary_size, gpu_count=1)  # checkpoints store whole tensors, not shards
     checkpoint_bytes = sum(row.value for row in memory_of_one_gpu if row.name in saved_names)
@@ -329,7 +323,7 @@ def _plan_files(config: PretrainingConfig, vocabulary_size: int, parameters: Seq
 
 
 def _plan_step(config: PretrainingConfig, lengths: SequenceLengths, step_flops: float) -> list[PlanRow]:
-    """Return the tokens and FLOPs of a step."""
+    """Plan the tokens and FLOPs of a step."""
     samples = config.batches.global_batch_size
     formula = f"{samples:,} x (MLM {lengths.mlm} + TLM {lengths.tlm} + 2 x XLCO {lengths.view})"
     return [
@@ -341,7 +335,7 @@ def _plan_step(config: PretrainingConfig, lengths: SequenceLengths, step_flops: 
 def _plan_duration(
     config: PretrainingConfig, lengths: SequenceLengths, step_flops: float, gpu_count: int, gpu_type: str
 ) -> PlanRow:
-    """Estimate the hours of the whole run, from the FLOPs of a step and the assumed utilisation of the GPUs."""
+    """Estimate the run's hours from the FLOPs per step and the assumed GPU utilisation."""
     mfu = ASSUMED_MFU[config.model.compiled]
     step_seconds = step_flops / (mfu * gpu_count * flops.PEAKS[gpu_type])
     steps = config.optimization.steps
@@ -356,7 +350,7 @@ def _plan_duration(
 
 
 def describe(tables: Mapping[str, Sequence[PlanRow]]) -> list[str]:
-    """Return the tables of a plan as lines of text with aligned columns."""
+    """Format a plan's tables as text lines with aligned columns."""
     lines: list[str] = []
     for title, rows in tables.items():
         lines.append(title)
@@ -366,7 +360,7 @@ def describe(tables: Mapping[str, Sequence[PlanRow]]) -> list[str]:
 
 
 def _format_amount(row: PlanRow) -> str:
-    """Return the value of a row with a unit of readable size: bytes in GB, FLOPs in PFLOP."""
+    """Format a row's value in a readable unit: bytes in GB, FLOPs in PFLOP."""
     if row.unit == "B":
         return f"{row.value / 1e9:,.3f} GB"
     if row.unit == "FLOP":

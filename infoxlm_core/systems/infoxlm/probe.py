@@ -1,4 +1,4 @@
-"""Retrieval among a few held-out pairs during training, which shows whether the model learns to align languages."""
+"""Probe retrieval on a few held-out pairs during training, to show whether the model learns to align languages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ from infoxlm_core.tasks.retrieval.nearest import find_nearest
 from infoxlm_core.training import distributed, sharding
 from infoxlm_core.training.learner import autocast
 
-BATCH_SEQUENCES = 64  # sequences of one forward pass
+BATCH_SEQUENCES = 64  # sequences per forward pass
 
 
 class Probe:
     """Retrieval among the first held-out pairs of each language pair.
 
     Args:
-        shards: the token shards of the training, with held-out pairs.
-        count: number of pairs of each language pair.
-        max_tokens: number of tokens to which each sentence is truncated.
+        shards: token shards with held-out pairs.
+        count: number of pairs per language pair.
+        max_tokens: length to which sentences are truncated.
     """
 
     def __init__(self, shards: Shards, count: int, max_tokens: int) -> None:
-        self.pairs = {}  # language pair, such as en-de -> its source and target sentences
+        self.pairs = {}  # language pair, such as en-de -> source and target sentences
         for name, tables in shards.held_out.items():
             if any(len(table) for table in tables):
                 pairs = [table.read_pairs() for table in tables]
@@ -43,12 +43,12 @@ class Probe:
     def score(
         self, encoder: Encoder, layer: int, pooling: str, device: torch.device, precision: str = "auto"
     ) -> dict[str, float]:
-        """Return the retrieval accuracy of each language pair, averaged over both directions, and its mean.
+        """Return each language pair's retrieval accuracy, averaged over both directions, and the mean of all pairs.
 
         Args:
             encoder: the encoder to evaluate.
-            layer: number of layers to compute; the sentence vectors are pooled from the last of them.
-            pooling: how the vectors of the tokens become a sentence vector: mean or cls.
+            layer: the layer whose output is pooled to sentence vectors.
+            pooling: pooling method, mean or cls.
             device: the encoder's device.
             precision: precision of matrix products, as in `model.precision`.
         """
@@ -71,15 +71,15 @@ class ProbeObserver:
     config: PretrainingConfig
 
     def observe(self, step: int) -> dict[str, float]:
-        """Return the scores of the probe every `probe.every` steps, and no scores after other steps."""
+        """Score the probe every `probe.every` steps. Return no scores after other steps."""
         if step % self.config.probe.every:
             return {}
-        if sharding.is_sharded(self.model):  # all workers must take part in gathering the shards
+        if sharding.is_sharded(self.model):  # all workers must help to gather the shards
             return self._score()
         return distributed.on_first(self._score) or {}
 
     def _score(self) -> dict[str, float]:
-        """Return the scores of the model's current weights."""
+        """Score the model's current weights."""
         with sharding.gathered(self.model):
             return self.probe.score(
                 self.model.encoder,
@@ -91,7 +91,7 @@ class ProbeObserver:
 
 
 def _compute_accuracy(queries: Tensor, candidates: Tensor) -> float:
-    """Return the share of queries whose nearest candidate by cosine is the candidate of the same row."""
+    """Return the share of queries whose nearest candidate by cosine similarity is in the same row."""
     correct_rows = torch.arange(len(queries), device=queries.device)
     return (find_nearest(queries, candidates) == correct_rows).double().mean().item()
 
@@ -99,7 +99,7 @@ def _compute_accuracy(queries: Tensor, candidates: Tensor) -> float:
 def _read_first_pairs(
     tables: Sequence[Pairs], count: int, max_tokens: int, vocabulary: Vocabulary
 ) -> tuple[Sequences, Sequences]:
-    """Return the source and target sentences of the first `count` distinct pairs, with special tokens."""
+    """Read the source and target sentences of the first `count` distinct pairs, and add special tokens."""
     distinct_pairs = _find_distinct_pairs(tables, count, max_tokens)
     rows = np.array([row for _, row in distinct_pairs])
     sources = read_rows([tables[number].source for number, _ in distinct_pairs], rows, max_tokens)
@@ -108,9 +108,9 @@ def _read_first_pairs(
 
 
 def _find_distinct_pairs(tables: Sequence[Pairs], count: int, max_tokens: int) -> list[tuple[int, int]]:
-    """Return the table number and row of the first `count` pairs that share no sentence with an earlier one.
+    """Return the table numbers and rows of the first `count` pairs that share no sentence with an earlier pair.
 
-    If a sentence occurred twice, a query would have two right answers.
+    A repeated sentence would give a query two right answers.
     """
     distinct_pairs: list[tuple[int, int]] = []
     known_sources: set[bytes] = set()
@@ -129,7 +129,7 @@ def _find_distinct_pairs(tables: Sequence[Pairs], count: int, max_tokens: int) -
 
 
 def _read_token_bytes(table: Table, row: int, max_tokens: int) -> bytes:
-    """Return the first tokens of a sentence as bytes, which are faster to compare than arrays."""
+    """Return a sentence's first `max_tokens` tokens as bytes, because sets can contain bytes but not arrays."""
     start = table.offsets.item(row)
     end = min(table.offsets.item(row + 1), start + max_tokens)
     return table.tokens[start:end].tobytes()
@@ -138,17 +138,17 @@ def _read_token_bytes(table: Table, row: int, max_tokens: int) -> bytes:
 def _encode(
     encoder: Encoder, sentences: Sequences, layer: int, pooling: str, device: torch.device, precision: str
 ) -> Tensor:
-    """Return the normalized vectors (N, d) of N sentences.
+    """Encode N sentences as normalized vectors (N, d).
 
-    The encoder runs in the precision of the training, not in fp32, because the other workers wait for the result.
+    The encoder runs in training precision rather than fp32, because the other workers wait for the result.
     """
     vectors = []
     for start in range(0, len(sentences.lengths), BATCH_SEQUENCES):
         batch = sentences[start : start + BATCH_SEQUENCES]
         lengths = batch.lengths.tolist()
-        ids = devices.send(torch.from_numpy(batch.flat), device)  # (T,) tokens of all sentences end to end
+        ids = devices.send(torch.from_numpy(batch.flat), device)  # (T,)
         position_ids = devices.send(torch.from_numpy(number_positions(batch.lengths)), device)  # (T,)
         with autocast(device, precision):
             hidden = encoder(ids, position_ids, lengths, last_layer=layer)  # (T, d)
-        vectors.append(pool(hidden, lengths, pooling).float())  # (sentences of the batch, d)
+        vectors.append(pool(hidden, lengths, pooling).float())  # (batch size, d)
     return F.normalize(torch.cat(vectors), dim=1)

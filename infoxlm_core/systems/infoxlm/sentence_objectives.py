@@ -1,4 +1,4 @@
-"""Objectives on the sentence vectors of translation pairs: XLCO, and the base class for others."""
+"""Objectives on the sentence vectors of translation pairs: XLCO and its base class."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,11 +23,11 @@ from infoxlm_core.model.objectives import (
 from infoxlm_core.training import distributed, sharding
 from infoxlm_core.training.learner import autocast
 
-STATISTICS_NEGATIVES = 4096  # a sample of the queue is enough for the logged mean and spread, and is faster
+STATISTICS_NEGATIVES = 4096  # queue sample size for the logged mean and spread; the whole queue would be slower
 
 
 class SentenceObjective(ABC):
-    """A loss on the queries of a micro-batch, and its state. The setting `objectives.NAME` is its weight."""
+    """A loss on a micro-batch's queries, with its state. The setting `objectives.NAME` is the loss weight."""
 
     name: ClassVar[str]
 
@@ -37,23 +37,23 @@ class SentenceObjective(ABC):
 
     @abstractmethod
     def count(self, batch: PackedBatch) -> int:
-        """Return the number of targets in a micro-batch. The loss is divided by their number in the global batch."""
+        """Count a micro-batch's targets. The loss is divided by the number of targets in the global batch."""
 
     @abstractmethod
     def loss(self, batch: PackedBatch, queries: Tensor, group_totals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss summed over the targets, with gradient, and sums without gradient for `statistics`.
+        """Return the loss summed over the targets, and sums without gradient for `statistics`.
 
         Args:
-            batch: the micro-batch, on this worker's device.
-            queries: (B, d) sentence vectors in fp32.
-            group_totals: (2, groups) sum of losses and number of losses in each group; changed in place.
+            batch: the micro-batch on this worker's device.
+            queries: fp32 sentence vectors (B, d).
+            group_totals: loss sums and loss counts of all groups (2, groups); updated in place.
         """
 
     def statistics(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:  # noqa: ARG002
-        """Return the metrics of a step, computed from the sums and the number of targets of all workers."""
+        """Compute a step's metrics from the sums and target counts of all workers."""
         return {}
 
-    def after_step(self, step: int, good: bool) -> None:  # noqa: B027 - most objectives remember nothing
+    def after_step(self, step: int, good: bool) -> None:  # noqa: B027 - optional: an objective may have no state
         """See `Learner.after_step`."""
 
     def state(self) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ class SentenceObjective(ABC):
 
 
 class XLCO(SentenceObjective):
-    """Cross-lingual contrast against a queue of keys that a momentum encoder computes (InfoXLM, section 3.3)."""
+    """Cross-lingual contrast against a queue of keys from a momentum encoder (InfoXLM, section 3.3)."""
 
     name = "xlco"
 
@@ -78,10 +78,10 @@ class XLCO(SentenceObjective):
         self.device = distributed.device()
         self.key_encoder = KeyEncoder(model).to(self.device)
         self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
-        self.new_keys: list[tuple[Tensor, Tensor]] = []  # keys and sentence ids of this step's micro-batches
+        self.new_keys: list[tuple[Tensor, Tensor]] = []  # keys and sentence ids not yet in the queue
 
     def shard(self) -> None:
-        """Shard the key encoder, after the model was sharded."""
+        """Shard the key encoder. Call this after sharding the model."""
         sharding.shard(self.key_encoder, self.key_encoder.encoder.layers)
         self.key_encoder.pair_with(self.model)
         self.key_encoder.encoder.compile_layers()
@@ -92,8 +92,8 @@ class XLCO(SentenceObjective):
     def loss(self, batch: PackedBatch, queries: Tensor, group_totals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the contrastive loss summed over the queries (B, d), and the sums for `statistics`."""
         contrast = self.config.contrast
-        if contrast.enqueue == "micro_batch" and self.new_keys:  # the keys of the previous micro-batch
-            step = batch.rng_key[0]
+        if contrast.enqueue == "micro_batch" and self.new_keys:  # keys of the previous micro-batch
+            step, _, _ = batch.rng_key
             self.enqueue(step)
         keys = self.compute_keys(batch)
         if not batch.is_dummy:  # the keys of a dummy batch must not enter the queue
@@ -106,7 +106,7 @@ class XLCO(SentenceObjective):
         is_excluded = self.find_excluded_keys(batch.sentence_ids, negative_ids)
         logits = xlco_logits(queries, keys, negatives, contrast.temperature, is_excluded)
         losses = xlco_losses(logits, contrast.margin / contrast.temperature)
-        query_weight = batch.contrast_count / len(losses)  # 1/2 if each pair is contrasted in both directions, else 1
+        query_weight = batch.contrast_count / len(losses)  # 1/2 if pairs are contrasted in both directions, else 1
         loss = losses.sum() * query_weight
         with torch.no_grad():
             add_to_groups(group_totals, batch.view_group_ids, losses.detach(), query_weight)
@@ -115,11 +115,11 @@ class XLCO(SentenceObjective):
         return loss, sums
 
     def find_excluded_keys(self, query_ids: Tensor, key_ids: Tensor) -> Tensor | None:
-        """Return a mask (B, K) that is true where a key must not be a negative of a query, or None to exclude no key.
+        """Return a mask (B, K) of the keys that are not negatives of a query. Return None if no key is excluded.
 
         Args:
-            query_ids: (B, 2) sentence ids of the queries.
-            key_ids: (K, 2) sentence ids of the keys. With in-batch negatives, the last B keys are those of the queries.
+            query_ids: sentence ids of the queries (B, 2).
+            key_ids: sentence ids of the keys (K, 2). With in-batch negatives, the last B keys are the micro-batch's.
         """
         contrast = self.config.contrast
         batch_size = len(query_ids)
@@ -133,33 +133,33 @@ class XLCO(SentenceObjective):
             return None
         if contrast.in_batch_negatives:
             rows = torch.arange(batch_size, device=query_ids.device)
-            batch_keys = len(self.queue.rows) + rows  # (B,) the keys of this micro-batch follow those of the queue
-            is_excluded[rows, batch_keys] = True  # the key of the query itself is its positive
+            batch_keys = len(self.queue.rows) + rows  # (B,) the micro-batch's keys follow the queue
+            is_excluded[rows, batch_keys] = True  # each query's own key is its positive
             if contrast.symmetric:
-                # The second half of the batch has the pairs of the first half with query and key exchanged.
+                # The second half of the batch repeats the pairs of the first half with query and key exchanged.
                 exchanged_keys = batch_keys.roll(batch_size // 2)
                 is_excluded[rows, exchanged_keys] = True
         return is_excluded
 
     def compute_keys(self, batch: PackedBatch) -> Tensor:
-        """Return the keys (B, d) of a micro-batch."""
+        """Compute a micro-batch's keys (B, d)."""
         with autocast(self.device, self.config.model.precision):
             keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
         return keys[: len(batch.sentence_ids)]  # without the key of the padding sequence
 
     def collect_keys(self, batch: PackedBatch, keys: Tensor) -> None:
-        """Remember the keys (B, d) of a micro-batch until `enqueue` pushes them into the queue."""
-        # With `symmetric`, the second half of the batch repeats the pairs of the first half, so it is left out.
+        """Store a micro-batch's keys (B, d) until `enqueue` pushes them into the queue."""
+        # With `symmetric`, the second half of the batch repeats the pairs of the first half, so only the first counts.
         self.new_keys.append((keys[: batch.contrast_count], batch.sentence_ids[: batch.contrast_count]))
 
     def enqueue(self, step: int, limit: int | None = None) -> None:
-        """Push the first `limit` collected keys of all workers into the queue, in the order of the global batch."""
+        """Gather the collected keys of all workers in global-batch order, and push the first `limit` into the queue."""
         keys = torch.cat([keys for keys, _ in self.new_keys])
         sentence_ids = torch.cat([ids for _, ids in self.new_keys])
         samples_per_shard = self.config.batches.global_batch_size // self.config.batches.virtual_shards
         keys_by_worker: Sequence[int] = [len(share) * samples_per_shard for share in self.shares]
         if len(set(keys_by_worker)) == 1:
-            # With equal shares all workers collect equally many keys, also when they enqueue after each micro-batch.
+            # Workers with equal shares collect equally many keys, even if they enqueue after each micro-batch.
             keys_by_worker = ()
         keys = distributed.gather_rows(keys, keys_by_worker)
         sentence_ids = distributed.gather_rows(sentence_ids, keys_by_worker)
@@ -167,7 +167,7 @@ class XLCO(SentenceObjective):
         self.new_keys.clear()
 
     def after_step(self, step: int, good: bool) -> None:
-        """Update the key encoder and push the keys of the step, if contrast has begun and the step changed weights."""
+        """After a good step, update the key encoder and enqueue the step's keys, once contrast has begun."""
         contrast = self.config.contrast
         if good and step > contrast.start_step:
             momentum = compute_momentum(contrast, step - 1, self.config.optimization.steps)
@@ -178,7 +178,7 @@ class XLCO(SentenceObjective):
             self.key_encoder.update(0.0)  # contrast begins with a copy of the query encoder
 
     def statistics(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
-        """Return the accuracy of the contrast, the mean logits, and the age of the queue in steps."""
+        """Return the contrast accuracy, logit statistics, and the mean age of queue keys in steps."""
         negative_mean = sums["negative"] / count
         negative_variance = sums["negative_square"] / count - negative_mean**2
         return {
@@ -197,16 +197,16 @@ class XLCO(SentenceObjective):
 
 
 def _sum_statistics(logits: Tensor, query_weight: float) -> dict[str, Tensor]:
-    """Sum the correct answers and the logits over the queries of a micro-batch, for `XLCO.statistics`.
+    """Sum a micro-batch's hits and logits for `XLCO.statistics`.
 
     Args:
-        logits: (B, 1 + K) of the positive, then of the negatives; -inf where a negative is excluded.
-        query_weight: factor of each query.
+        logits: logits of the positive and the K negatives (B, 1 + K); -inf for excluded negatives.
+        query_weight: weight of each query in the sums.
     """
     negative_count = logits.shape[1] - 1
     stride = math.ceil(negative_count / STATISTICS_NEGATIVES)
     negative_logits = logits[:, 1::stride]  # (B, sampled negatives)
-    negative_logits = negative_logits.masked_fill(negative_logits.isinf(), torch.nan)  # nanmean ignores excluded ones
+    negative_logits = negative_logits.masked_fill(negative_logits.isinf(), torch.nan)  # excludes them from nanmean
     negative_means = negative_logits.nanmean(dim=1).nan_to_num()  # (B,)
     negative_square_means = negative_logits.square().nanmean(dim=1).nan_to_num()  # (B,)
     return {
@@ -221,13 +221,13 @@ SENTENCE_OBJECTIVES: tuple[type[SentenceObjective], ...] = (XLCO,)
 
 
 def add_to_groups(group_totals: Tensor, groups: Tensor, losses: Tensor, weight: float = 1.0) -> None:
-    """Add each loss, and a count of one, to the totals of its group.
+    """Add each loss to its group's sum, and increment the group's count.
 
     Args:
-        group_totals: (2, groups) sum of losses and number of losses in each group; changed in place.
-        groups: (N,) index of the group of each loss.
-        losses: (N,) losses without gradient.
-        weight: factor of each loss and of its count.
+        group_totals: loss sums and loss counts of all groups (2, groups); updated in place.
+        groups: group index of each loss (N,).
+        losses: losses without gradient (N,).
+        weight: factor for each loss and for its count.
     """
     loss_sums, loss_counts = group_totals
     loss_sums.index_add_(0, groups, losses.to(loss_sums.dtype) * weight)

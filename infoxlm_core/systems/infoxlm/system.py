@@ -1,4 +1,4 @@
-"""InfoXLM (Chi et al. 2021) and its ablations: XLM-R's encoder on MLM, TLM and XLCO."""
+"""InfoXLM (Chi et al. 2021) and its ablations: XLM-R's encoder, trained with MLM, TLM and XLCO."""
 
 import logging
 from pathlib import Path
@@ -23,21 +23,20 @@ logger = logging.getLogger(__name__)
 
 
 class InfoXLMSystem(System):
-    """InfoXLM as a system, exported as Hugging Face's `XLMRobertaForMaskedLM` or in the class of its start."""
+    """The system InfoXLM, exported as `XLMRobertaForMaskedLM` or in the start model's Hugging Face class."""
 
     def build(self, config: PretrainingConfig, shards: Shards) -> InfoXLM:
-        """Return the network on this worker's device, see `build`."""
         return build(config, shards)
 
     def create_learner(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> InfoXLMLearner:
-        """Return the learner. The first worker logs how often the run draws each corpus."""
+        """Return the learner. The first worker also logs how often the run draws each corpus."""
         learner = InfoXLMLearner(config, model, shards)
         if distributed.rank() == 0:
             learner.sampler.log_draw_counts(config.optimization.steps)
         return learner
 
     def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
-        """Return the number of tokens that all workers together process in these steps."""
+        """Count the tokens that all workers process in these steps."""
         sampler = Sampler(shards, config)
         all_shards = range(config.batches.virtual_shards)
         token_count = 0
@@ -52,7 +51,7 @@ class InfoXLMSystem(System):
         pretrained.export(model, shards.directory / "tokenizer", directory, start, shards.prefix)
 
     def create_observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
-        """Return the function that scores the probe, or None if the probe is disabled or has no pairs."""
+        """Return a function that scores the probe, or None if the probe is disabled or has no pairs."""
         probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
         if not config.probe.every or not probe.pairs:
             return None
@@ -63,12 +62,12 @@ class InfoXLMSystem(System):
 
 
 def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
-    """Return the query encoder with its heads, on this worker's device.
+    """Return the query encoder with its heads on this worker's device.
 
-    Its weights are those of the model `model.start`, or random if the config names none.
+    The weights are those of `model.start`, or random without a start model.
 
     Raises:
-        TokenizerMismatch: the start model has another vocabulary or tokenizer than the shards.
+        TokenizerMismatch: the shards were not tokenized with the start model's tokenizer.
         ConfigError: the start model is too small for the config, or the device has too little memory.
     """
     start = Path(config.model.start) if config.model.start else None
@@ -87,7 +86,7 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
 
 
 def _load_start_weights(model: InfoXLM, start: Path) -> None:
-    """Copy the weights of a start model. Parts that it does not have keep their random weights."""
+    """Copy a start model's weights. Weights that the start model lacks stay random."""
     optional_weights: tuple[str, ...] = ("projection",)  # published encoders have no contrast projection
     if model.head is not None and not pretrained.has_masked_lm_head(start):
         optional_weights = ("projection", "head.")
@@ -96,13 +95,14 @@ def _load_start_weights(model: InfoXLM, start: Path) -> None:
 
 
 def _check_tokenizer(start: Path, size: EncoderSize, shards: Shards) -> None:
-    """Check that the shards were tokenized with the tokenizer of the start model.
+    """Check that the shards were tokenized with the start model's tokenizer.
 
     Raises:
-        TokenizerMismatch: the vocabulary is larger than the model's, or the tokenizer file is another.
-        ConfigError: the model begins its positions after another padding id.
+        TokenizerMismatch: the shards' vocabulary is larger than the model's, or their tokenizer files differ.
+        ConfigError: the model's first position does not follow the tokenizer's padding id.
     """
-    if size.vocabulary < shards.vocabulary_size:  # multilingual-e5-small has more rows than its tokenizer has ids
+    # Only fewer rows are an error: multilingual-e5-small has more embedding rows than its tokenizer has ids.
+    if size.vocabulary < shards.vocabulary_size:
         raise TokenizerMismatch(
             f"{start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
             "tokenize with the model's own tokenizer (tokenization.model)"

@@ -1,4 +1,4 @@
-"""Greedy translation of text, and BLEU, which counts the n-grams that translations share with references."""
+"""Translate text by greedy decoding, and compute the BLEU of translations."""
 
 import json
 import shutil
@@ -26,35 +26,35 @@ from infoxlm_core.systems.translation.model import Translator
 from infoxlm_core.systems.translation.samples import pack_sentences
 from infoxlm_core.training.learner import autocast
 
-BATCH_SIZE = 32  # sentences that are translated together
+BATCH_SIZE = 32  # sentences per batch
 CONFIG = "config.json"
 KIND = "translator"
 """Kind of the manifest beside a translator."""
 
 
 def max_translation_tokens(source_tokens: int) -> int:
-    """Return the largest number of tokens of a translation, special tokens included, as in XLM's evaluation."""
+    """Return the maximum length of a translation in tokens, including special tokens, as in XLM's evaluation."""
     return int(1.5 * source_tokens + 10)
 
 
 def create_bleu(language: str) -> BLEU:
-    """Return sacreBLEU's metric with the tokenizer for a target language."""
+    """Create sacreBLEU's metric with the tokenizer of the target language."""
     code = languages.two_letters(language)
     if code == "zh":
         return BLEU(tokenize="zh")
-    # Text without spaces is compared by character: sacreBLEU's word segmenters need other packages or a download.
+    # Text without spaces is compared by characters: sacreBLEU's word segmenters need other packages or downloads.
     if code in ("ja", "km", "lo", "my", "th"):
         return BLEU(tokenize="char")
     return BLEU(tokenize="13a")
 
 
 def compute_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> tuple[float, str]:
-    """Return the corpus BLEU in percent, and sacreBLEU's signature, which makes it comparable between papers.
+    """Return corpus BLEU in percent and sacreBLEU's signature, which makes scores comparable between papers.
 
     Args:
-        translations: the text that a model produced, detokenized.
-        references: the original text of the references, unchanged.
-        language: the language of both.
+        translations: detokenized translations.
+        references: unmodified reference texts.
+        language: target language.
     """
     metric = create_bleu(language)
     score = metric.corpus_score(list(translations), [list(references)]).score
@@ -73,20 +73,20 @@ class _Description(TypedDict):
 
 @dataclass(frozen=True)
 class TextTranslator:
-    """A translation model with its tokenizer, to translate text."""
+    """A translation model with its tokenizer."""
 
     model: Translator
     processor: sentencepiece.SentencePieceProcessor
     languages: Sequence[str]
-    """All languages of the tokenized text. The index of a language is the number of its embedding."""
+    """All languages of the shards. A language's index is its embedding's row."""
     pair: tuple[str, str]
     """The two languages that the model translates into each other."""
     side_tokens: int
-    """Largest number of tokens of a sentence. Longer sentences are truncated."""
+    """Maximum number of tokens per sentence. Longer sentences are truncated."""
 
     @classmethod
     def with_shards_tokenizer(cls, model: Translator, config: TranslationConfig, shards: Shards) -> "TextTranslator":
-        """Combine a model with the tokenizer of the shards on which it is trained.
+        """Combine a model with the tokenizer of its training shards.
 
         Raises:
             InputError: the tokenizer is not a SentencePiece model.
@@ -99,10 +99,10 @@ class TextTranslator:
 
     @classmethod
     def load(cls, directory: Path) -> "TextTranslator":
-        """Load a translator that `save` wrote, in evaluation mode.
+        """Load a translator that `save` wrote, and set it to evaluation mode.
 
         Raises:
-            InputError: the directory has no translator, or its weights do not fit its config.json.
+            InputError: the directory has no translator, or the weights contradict config.json.
         """
         remedy = "give the output of translate"
         if not directories.is_translator(directory):
@@ -117,11 +117,10 @@ class TextTranslator:
         return cls(model.eval(), processor, description["languages"], description["pair"], description["side_tokens"])
 
     def save(self, directory: Path, tokenizer_file: Path) -> None:
-        """Write the translator in our own format, because Transformers has no class for it."""
+        """Write the translator in a format of our own, because Transformers has no class for the model."""
         directory.mkdir(parents=True)
-        weights = {}
-        for name, parameter in self.model.named_parameters():
-            weights[name] = parameter.detach().float().cpu().contiguous()
+        parameters = self.model.named_parameters()
+        weights = {name: parameter.detach().float().cpu().contiguous() for name, parameter in parameters}
         save_file(weights, directory / pretrained.WEIGHTS)
         shutil.copyfile(tokenizer_file, directory / tokenizers.MODEL)
         description = _Description(
@@ -134,14 +133,14 @@ class TextTranslator:
         (directory / CONFIG).write_text(json.dumps(description, indent=1, default=asdict) + "\n")
 
     def find_source_language(self, target: str) -> str:
-        """Return the language from which the model translates into `target`. Raise InputError if there is none."""
+        """Return the source language for a target language. Raise InputError for an unsupported target language."""
         if target not in self.pair:
             raise InputError(f"the model translates between {' and '.join(self.pair)}, not into {target}")
         first, second = self.pair
         return first if target == second else second
 
     def translate(self, texts: Sequence[str], target: str) -> list[str]:
-        """Translate sentences from the other language into the language `target`, by greedy decoding."""
+        """Translate sentences into the language `target` by greedy decoding."""
         source_number = self.languages.index(self.find_source_language(target))
         target_number = self.languages.index(target)
         sentences = [ids[: self.side_tokens] for ids in encode(self.processor, list(texts))]
@@ -151,7 +150,7 @@ class TextTranslator:
         shortest_first = np.argsort(lengths, kind="stable")
         with evaluating(self.model), torch.inference_mode(), autocast(device):
             for start in range(0, len(sentences), BATCH_SIZE):
-                # Sentences of similar length finish after similar numbers of generated tokens.
+                # Translations of similarly long sentences finish at similar times.
                 indices = shortest_first[start : start + BATCH_SIZE]
                 batch = pack_sentences([sentences[index] for index in indices], source_number).to(device)
                 max_lengths = [max_translation_tokens(length) for length in batch.lengths]
@@ -161,8 +160,8 @@ class TextTranslator:
         return translations
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, ignoring special tokens."""
-        shift = FIRST_PIECE - 3  # the SentencePiece model has no <pad>, so its ids are one lower
+        """Convert token ids to text, ignoring special tokens."""
+        shift = FIRST_PIECE - 3  # SentencePiece ids are one lower, because the model has no <pad>
         mask_id = self.processor.get_piece_size() + shift
         pieces = [token_id - shift for token_id in token_ids if FIRST_PIECE <= token_id < mask_id]
         return self.processor.decode(pieces)

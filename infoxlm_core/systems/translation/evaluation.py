@@ -1,6 +1,6 @@
-"""The scores of a translator: BLEU on held-out pairs in both directions, and what the gate compares.
+"""A translator's scores: BLEU on held-out pairs in both directions, and chrF for the gate.
 
-scores.json has every sentence with its translation, so that translators can be compared on the same sentences:
+scores.json contains every sentence and its translation, so that translators can be compared on the same sentences:
 
     {"model": NAME, "pivot": "en", "test_set": DIGEST, "curve": {"en-fr": [[100, 3.2], …]},
      "directions": {"en-fr": {"bleu": 21.3, "signature": "nrefs:1|…", "sources": […], "references": […],
@@ -24,13 +24,13 @@ from infoxlm_core.training import tracker
 
 METRIC = "translation/bleu"
 GATE_METRIC = "translation/mean"
-"""Mean chrF of the sentences of both directions, from 0 to 1. The gate needs a score of every sentence, not BLEU."""
-_CURVE_PREFIX = "dev/"  # of the names of validation metrics, such as dev/en-fr
+"""Mean chrF of all sentences in both directions, from 0 to 1. BLEU has no scores of single sentences for the gate."""
+_CURVE_PREFIX = "dev/"  # prefix of validation metrics, such as dev/en-fr
 
 
 @dataclass(frozen=True)
 class TranslatedText:
-    """Sentences with their references and their translations, and the BLEU of these."""
+    """Sentences with references and translations, and the BLEU score of the translations."""
 
     bleu: float
     signature: str
@@ -41,16 +41,16 @@ class TranslatedText:
 
 @dataclass(frozen=True)
 class HeldOutPairs:
-    """Held-out text of two languages; sentence i of one is the translation of sentence i of the other."""
+    """Aligned held-out sentences in two languages."""
 
-    texts: Mapping[str, list[str]]  # by language
+    texts: Mapping[str, list[str]]  # language -> sentences
 
     @classmethod
     def read(cls, corpus: Path, pair: tuple[str, str]) -> "HeldOutPairs":
-        """Read all held-out pairs of two languages of a prepared corpus. Raise InputError if there are none."""
+        """Read a prepared corpus's held-out pairs for two languages. Raise InputError if there are none."""
         first, second = pair
         texts: dict[str, list[str]] = {first: [], second: []}
-        for source, target in ((first, second), (second, first)):  # the corpus has the pairs in one of both directions
+        for source, target in ((first, second), (second, first)):  # the corpus stores pairs in only one direction
             for path in sorted((corpus / "held_out" / f"{source}-{target}").glob("*.parquet")):
                 with tables.translate_arrow_errors(path, "prepare the text again"):
                     for source_text, target_text in tables.read_text_columns(path, ("source", "target")):
@@ -61,18 +61,18 @@ class HeldOutPairs:
         return cls(texts)
 
     def take(self, count: int) -> "HeldOutPairs":
-        """Return the first pairs, on which a training run validates its weights."""
+        """Return the first pairs, which a training run uses for validation."""
         return HeldOutPairs({language: texts[:count] for language, texts in self.texts.items()})
 
     def skip(self, count: int) -> "HeldOutPairs":
-        """Return the remaining pairs, on which a translator is evaluated. Raise InputError if there are none."""
+        """Return the remaining pairs, which are used for evaluation. Raise InputError if there are none."""
         remaining = HeldOutPairs({language: texts[count:] for language, texts in self.texts.items()})
         if not all(remaining.texts.values()):
             raise InputError(f"the validation uses all held-out pairs: lower translation.validation_pairs ({count})")
         return remaining
 
     def translate(self, translator: TextTranslator) -> dict[str, TranslatedText]:
-        """Translate the text of both languages. Return the results by direction, such as `en-fr`."""
+        """Translate the text of both languages. Return a mapping from direction, such as `en-fr`, to result."""
         results = {}
         for target, references in self.texts.items():
             source = translator.find_source_language(target)
@@ -85,7 +85,7 @@ class HeldOutPairs:
 
 
 def name_metrics(scores: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a translator: BLEU in percent of each direction and their mean, and the gate's metric."""
+    """Return a translator's metrics: BLEU in percent by direction, mean BLEU, and the gate's metric."""
     bleu_by_direction = {direction: result["bleu"] for direction, result in scores["directions"].items()}
     metrics = {METRIC: sum(bleu_by_direction.values()) / len(bleu_by_direction)}
     metrics |= {f"{METRIC}/{direction}": score for direction, score in bleu_by_direction.items()}
@@ -93,21 +93,21 @@ def name_metrics(scores: Mapping[str, Any]) -> dict[str, float]:
 
 
 def score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
-    """Return the chrF of every sentence of one direction, from 0 to 1, as a table of outcomes."""
+    """Return a table of outcomes with the chrF (0 to 1) of every sentence in one direction."""
     source, target = direction.split("-")
     metric = CHRF()
     questions = []
     chrf_scores = []
     texts = zip(result.sources, result.references, result.translations, strict=True)
     for row, (text, reference, translation) in enumerate(texts):
-        # Both directions of a pair are one question, because their scores are not independent.
+        # Both directions of a pair count as one question, because their scores are not independent.
         questions.append(manifests.digest([row, *sorted((text, reference))]))
         chrf_scores.append(metric.sentence_score(translation, [reference]).score / 100)
     return tabulate_outcomes("translation", target, questions, chrf_scores, direction=f"from_{source}")
 
 
 def read_bleu_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Read BLEU at each validation of a training run from its metrics: direction -> list of (step, BLEU)."""
+    """Read a training run's validation BLEU from its metrics: direction -> list of (step, BLEU)."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for step, values in tracker.read(path):
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""XLM's translator: its encoder, and a decoder that adds causal attention and attention to the source."""
+"""XLM's translator: XLM's encoder, and a decoder with causal attention and cross-attention to the source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from infoxlm_core.systems.xlm import XLM
 
 @dataclass
 class DecoderCache:
-    """The keys and values that a decoder layer has computed while it generates N translations."""
+    """A decoder layer's keys and values during the generation of N translations."""
 
     key: Tensor  # (N, tokens so far, d)
     value: Tensor  # (N, tokens so far, d)
     source_key: Tensor  # (N, S, d)
     source_value: Tensor  # (N, S, d)
-    source_mask: Tensor  # (N, 1, 1, S) bool: false where the source is padding
+    source_mask: Tensor  # (N, 1, 1, S) bool; false at padding
 
 
 class DecoderLayer(Layer):
-    """An encoder layer with cross-attention to the source between its halves."""
+    """An encoder layer with cross-attention to the source between self-attention and feed-forward network."""
 
     def __init__(self, size: EncoderSize, dropout: float) -> None:
         super().__init__(size, dropout)
@@ -42,16 +42,16 @@ class DecoderLayer(Layer):
         self.source_norm = AddNorm(d, size.epsilon)
 
     def decode(self, hidden: Tensor, target_packing: Packing, source: Tensor, source_packing: Packing) -> Tensor:
-        """Compute the layer for whole targets, with causal attention within each sentence.
+        """Compute the layer for complete targets, with causal attention within each sentence.
 
         Args:
-            hidden: (T, d) output of the layer below for the tokens of all targets.
-            target_packing: the lengths and offsets of the targets.
-            source: (S, d) output of the encoder for the tokens of all sources.
-            source_packing: the lengths and offsets of the sources.
+            hidden: output of the previous layer for all target tokens (T, d).
+            target_packing: lengths and offsets of the targets.
+            source: output of the encoder for all source tokens (S, d).
+            source_packing: lengths and offsets of the sources.
 
         Returns:
-            (T, d) output of this layer.
+            The output of this layer (T, d).
         """
         hidden = self.attend(hidden, target_packing, causal=True)  # (T, d)
         query = self.source_query(hidden)  # (T, d)
@@ -62,7 +62,7 @@ class DecoderLayer(Layer):
         return self.feed_forward(self.source_norm(hidden, change))
 
     def create_cache(self, source: Tensor, lengths: Sequence[int]) -> DecoderCache:
-        """Return the cache before the first token: no target keys, and the keys of all sources (S, d)."""
+        """Create the cache for the encoder's output (S, d), before the first target token."""
         sizes = list(lengths)
         source_key = pad_sequence(list(self.source_key(source).split(sizes)), batch_first=True)  # (N, S, d)
         source_value = pad_sequence(list(self.source_value(source).split(sizes)), batch_first=True)
@@ -72,7 +72,7 @@ class DecoderLayer(Layer):
         return DecoderCache(no_tokens, no_tokens, source_key, source_value, source_mask[:, None, None])
 
     def decode_next(self, hidden: Tensor, cache: DecoderCache) -> Tensor:
-        """Compute the layer for the next token of each of the N translations, (N, d), and extend the cache by it."""
+        """Compute the layer for the next token of each translation (N, d), and add the token to the cache."""
         cache.key = torch.cat([cache.key, self.key(hidden)[:, None]], dim=1)
         cache.value = torch.cat([cache.value, self.value(hidden)[:, None]], dim=1)
         context = self._attend_from_one_token(self.query(hidden), cache.key, cache.value)
@@ -85,7 +85,7 @@ class DecoderLayer(Layer):
     def _attend_from_one_token(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Return the attention (N, d) of one query per sentence (N, d) to keys and values (N, t, d)."""
+        """Attend from one query per sentence (N, d) to keys and values (N, t, d)."""
         query = self._split_heads(query[:, None])  # (N, heads, 1, head size)
         key = self._split_heads(key)  # (N, heads, t, head size)
         value = self._split_heads(value)  # (N, heads, t, head size)
@@ -93,7 +93,7 @@ class DecoderLayer(Layer):
         return context.transpose(1, 2).flatten(1)  # (N, heads, 1, head size) -> (N, d)
 
     def _split_heads(self, rows: Tensor) -> Tensor:
-        """(N, t, d) -> (N, heads, t, head size)."""
+        """Split the last dimension into heads: (N, t, d) -> (N, heads, t, head size)."""
         return rows.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
@@ -104,7 +104,7 @@ class Decoder(Encoder):
 
 
 class Translator(nn.Module):
-    """An encoder and a decoder, whose output matrix is the decoder's word embeddings plus a bias."""
+    """An encoder-decoder model. Its output matrix is the decoder's word embeddings, plus a bias."""
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__()
@@ -113,12 +113,12 @@ class Translator(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def encode(self, source: PackedSentences) -> Tensor:
-        """Return the encoder's output (S, d) for source sentences of S tokens together."""
+        """Return the encoder's output (S, d) for source sentences with S tokens in total."""
         hidden = self.encoder.embed(source.ids, source.positions, source.types)
         return self.encoder.run_layers(hidden, source.lengths, 0, len(self.encoder.layers))
 
     def forward(self, source: PackedSentences, target: PackedSentences) -> Tensor:
-        """Return the logits (T - N, V) from which the next token of the N targets is predicted at each position."""
+        """Return the next-token logits (T - N, V) at every position of the N targets except the last."""
         encoded_source = self.encode(source)  # (S, d)
         hidden = self.decoder.embed(target.ids, target.positions, target.types)  # (T, d)
         layers: list[Any] = list(self.decoder.layers)
@@ -128,23 +128,23 @@ class Translator(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
             for layer in layers:
                 hidden = layer.decode(hidden, target_packing, encoded_source, source_packing)
-        last_rows = target_packing.cu_seqlens[1:].long() - 1  # (N,) last tokens, after which nothing is predicted
+        last_rows = target_packing.cu_seqlens[1:].long() - 1  # (N,) no token follows the last token of a target
         has_next_token = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)  # (T,)
         has_next_token[last_rows] = False
         return self._logits(hidden[has_next_token])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """(N, d) -> (N, V)."""
+        """Compute logits over the vocabulary: (N, d) -> (N, V)."""
         return F.linear(hidden, self.decoder.token_embedding.weight, self.bias)
 
     @torch.no_grad()
     def generate(self, source: PackedSentences, language: int, max_lengths: Sequence[int]) -> list[list[int]]:
-        """Return greedy translations of N sentences, as token ids without `</s>`.
+        """Translate N sentences by greedy decoding. Return token ids without `</s>`.
 
         Args:
             source: the sentences.
             language: number of the target language.
-            max_lengths: largest number of tokens of each translation, both `</s>` included.
+            max_lengths: maximum number of tokens per translation, including both `</s>`.
         """
         device = source.ids.device
         sentence_count = len(source.lengths)
@@ -153,8 +153,8 @@ class Translator(nn.Module):
         self.decoder.apply_autocast(encoded_source, layers)
         caches = [layer.create_cache(encoded_source, source.lengths) for layer in layers]
         languages = torch.full((sentence_count,), language, device=device)
-        tokens = torch.full((sentence_count,), EOS, device=device)  # the newest token of each translation
-        generated: list[Tensor] = []  # (N,) for each position
+        tokens = torch.full((sentence_count,), EOS, device=device)  # newest token of each translation
+        generated: list[Tensor] = []  # one (N,) tensor per position
         is_unfinished = torch.ones(sentence_count, dtype=torch.bool, device=device)
         length_limits = torch.tensor(max_lengths, device=device)
         for position in range(max(max_lengths) - 2):
@@ -164,7 +164,7 @@ class Translator(nn.Module):
                 for layer, cache in zip(layers, caches, strict=True):
                     hidden = layer.decode_next(hidden, cache)
             best_tokens = self._logits(hidden).argmax(dim=1)  # (N,)
-            has_room = position + 2 < length_limits  # the best token has position + 1, and `</s>` must follow it
+            has_room = position + 2 < length_limits  # the new token is at position + 1, and `</s>` must follow it
             is_unfinished = is_unfinished & (best_tokens != EOS) & has_room
             tokens = torch.where(is_unfinished, best_tokens, EOS)
             if not is_unfinished.any():
@@ -172,7 +172,7 @@ class Translator(nn.Module):
             generated.append(tokens)
         if not generated:
             return [[] for _ in range(sentence_count)]
-        translations = torch.stack(generated, dim=1).tolist()  # N lists, filled up with `</s>`
+        translations = torch.stack(generated, dim=1).tolist()  # N lists, padded with `</s>`
         return [_cut_at_end(translation) for translation in translations]
 
 
@@ -182,15 +182,15 @@ def _cut_at_end(ids: list[int]) -> list[int]:
 
 
 def copy_pretrained_weights(model: Translator, xlm: XLM, encoder: Initialisation, decoder: Initialisation) -> None:
-    """Copy weights of a pre-trained XLM of the same size into the encoder and the decoder of a translator.
+    """Copy the weights of a pre-trained XLM into a translator of the same size.
 
-    The attention to the source, which XLM does not have, keeps its random weights.
+    Cross-attention keeps its random weights, because XLM has none.
 
     Args:
-        model: the translator, with random weights.
+        model: the translator with random weights.
         xlm: the pre-trained model.
-        encoder: which weights to copy into the encoder.
-        decoder: which weights to copy into the decoder. With `pretrained`, XLM's output bias is copied, too.
+        encoder: selection of weights for the encoder.
+        decoder: selection of weights for the decoder. `pretrained` includes XLM's output bias.
     """
     _copy_weights(xlm.encoder, model.encoder, encoder)
     _copy_weights(xlm.encoder, model.decoder, decoder)
@@ -200,7 +200,7 @@ def copy_pretrained_weights(model: Translator, xlm: XLM, encoder: Initialisation
 
 
 def _copy_weights(source: Encoder, target: Encoder, initialisation: Initialisation) -> None:
-    """Copy no weights (`random`), the word embeddings (`embeddings`), or all weights of the source (`pretrained`)."""
+    """Copy no weights (`random`), only word embeddings (`embeddings`), or all weights (`pretrained`)."""
     if initialisation == "embeddings":
         target.token_embedding.load_state_dict(source.token_embedding.state_dict())
     elif initialisation == "pretrained":

@@ -1,4 +1,4 @@
-"""The evaluation of translators and its page: BLEU beside XLM's table, intervals, curves, and example sentences."""
+"""Evaluate translators and write their page: BLEU beside XLM's results, intervals, curves and examples."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,21 +21,21 @@ from infoxlm_core.systems.translation.decoding import TextTranslator, create_ble
 from infoxlm_core.systems.translation.evaluation import METRIC, HeldOutPairs
 from infoxlm_core.training import tracker
 
-RESAMPLES = 1_000  # of the bootstrap, as many as sacreBLEU's default
-MAX_EXAMPLES = 8  # sentences on the page of each direction
+RESAMPLES = 1_000  # bootstrap samples; sacreBLEU's default
+MAX_EXAMPLES = 8  # example sentences per direction
 
 Scores = Mapping[str, Any]
 """The content of a translator's scores.json."""
 
 
 def evaluate(translator: Path, corpus: Path, validation_pairs: int, name: str, output: Path) -> dict[str, float]:
-    """Evaluate a translator, write scores.json, items.parquet and the page `report`, and return the metrics.
+    """Evaluate a translator. Write scores.json, items.parquet and the page `report`, and return the metrics.
 
     Args:
         translator: directory of the translator.
         corpus: a prepared corpus with held-out pairs of the two languages.
-        validation_pairs: number of held-out pairs at the start that are skipped, because they chose the weights.
-        name: name of the translator on the page.
+        validation_pairs: number of leading held-out pairs to skip, because validation used them to choose the weights.
+        name: display name of the translator.
         output: directory for the files.
     """
     text_translator = TextTranslator.load(translator)
@@ -60,17 +60,16 @@ def evaluate(translator: Path, corpus: Path, validation_pairs: int, name: str, o
 
 
 def write_page(output: Path, name: str, summary: Summary, scores_by_variant: Mapping[str, Scores]) -> None:
-    """Write the page of one or several translators into a directory: NAME.html, .md and .json, figures/, tables/.
+    """Write a page about one or more translators: NAME.html, NAME.md, NAME.json, figures/ and tables/.
 
     Args:
         output: the directory.
         name: file name of the page.
         summary: BLEU of every variant over its seeds.
-        scores_by_variant: scores of the first seed of each finished variant. The first variant is the baseline of the
-            p-values.
+        scores_by_variant: first-seed scores of each finished variant. The first variant is the baseline for p-values.
     """
     sections = [*page.build_sections(summary), _compare_with_paper(summary)]
-    directions: dict[str, None] = {}  # a set in the order of insertion
+    directions: dict[str, None] = {}  # an ordered set
     for scores in scores_by_variant.values():
         directions |= dict.fromkeys(scores["directions"])
     for direction in directions:
@@ -91,7 +90,7 @@ _DIRECTION_TEXT = (
 
 
 def _compare_with_paper(summary: Summary) -> Section:
-    """Return the section that shows our BLEU above that of XLM's paper. Missing directions have empty cells."""
+    """Build the section that shows our BLEU above the results of XLM's paper. Missing results are empty cells."""
     paper = published.translation()
     prefix = f"{METRIC}/"
     our_directions = [metric.removeprefix(prefix) for metric in summary.metrics if metric.startswith(prefix)]
@@ -114,10 +113,10 @@ def _compare_with_paper(summary: Summary) -> Section:
 
 
 def _tabulate_intervals(direction: str, results: Mapping[str, Mapping[str, Any]]) -> PageTable:
-    """Tabulate BLEU of each variant with its bootstrap interval, and the p-value of its difference to the first one."""
+    """Tabulate each variant's BLEU, bootstrap interval, and p-value against the first variant."""
     baseline = next(iter(results.values()))
     lines = []
-    if len(results) == 1:  # the paired test needs another variant
+    if len(results) == 1:  # the paired test needs two variants
         for variant, result in results.items():
             lines.append(Line(variant, (result["bleu"], "", "")))
     else:
@@ -131,7 +130,7 @@ def _tabulate_intervals(direction: str, results: Mapping[str, Mapping[str, Any]]
 
 
 def _compare_with_baseline(direction: str, results: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    """Return sacreBLEU's paired bootstrap result of each variant. The first variant is the baseline."""
+    """Run sacreBLEU's paired bootstrap, with the first variant as the baseline. Return one result per variant."""
     _, target_language = direction.split("-")
     references = next(iter(results.values()))["references"]
     translations = [(variant, result["translations"]) for variant, result in results.items()]
@@ -142,7 +141,7 @@ def _compare_with_baseline(direction: str, results: Mapping[str, Mapping[str, An
 
 
 def _tabulate_examples(direction: str, results: Mapping[str, Mapping[str, Any]]) -> PageTable:
-    """Tabulate evenly spaced test sentences with their reference and every variant's translation."""
+    """Tabulate evenly spaced test sentences with their references and every variant's translation."""
     baseline = next(iter(results.values()))  # all variants translate the same sentences
     sentence_count = len(baseline["sources"])
     spacing = max(1, sentence_count // MAX_EXAMPLES)
@@ -155,7 +154,7 @@ def _tabulate_examples(direction: str, results: Mapping[str, Mapping[str, Any]])
 
 
 def _draw_curves(direction: str, curves: Mapping[str, list[tuple[int, float]]]) -> Figure | None:
-    """Plot the validation BLEU of every variant over the optimizer steps. Return None if there was no validation."""
+    """Plot every variant's validation BLEU by optimizer step. Return None without validations."""
     if not any(curves.values()):
         return None
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")

@@ -1,8 +1,7 @@
-"""Samples of machine translation: clean sentences of one language per step, and their sources.
+"""Training samples for machine translation: clean target sentences in one language per step, and their sources.
 
-The source of a sentence is a noisy version of it, or its translation by people or by the model itself.
-
-Encoder and decoder read `</s> x </s>`. Source: Lample and Conneau 2019, section 5.3.
+The source of a target sentence is a noisy copy, a human translation or the model's own translation. Encoder and decoder
+read `</s> x </s>`. Reference: Lample and Conneau 2019, section 5.3.
 """
 
 from dataclasses import dataclass
@@ -27,19 +26,17 @@ class PackedSentences:
 
     ids: Tensor  # (T,)
     positions: Tensor  # (T,)
-    types: Tensor  # (T,) number of the language
+    types: Tensor  # (T,) language number
     lengths: tuple[int, ...]  # tokens of each sentence
 
     def to(self, device: torch.device) -> "PackedSentences":
         """Return a copy of the sentences on a device."""
-        ids = devices.send(self.ids, device)
-        positions = devices.send(self.positions, device)
-        types = devices.send(self.types, device)
+        ids, positions, types = (devices.send(tensor, device) for tensor in (self.ids, self.positions, self.types))
         return PackedSentences(ids, positions, types, self.lengths)
 
 
 def pack_sentences(sentences: list[np.ndarray], language_number: int) -> PackedSentences:
-    """Concatenate sentences of one language, and add `</s>` before and after each of them."""
+    """Add `</s>` before and after each sentence of a language, and concatenate the sentences."""
     wrapped = wrap(pack_segments(sentences))
     return PackedSentences(
         ids=torch.from_numpy(wrapped.flat),
@@ -50,12 +47,12 @@ def pack_sentences(sentences: list[np.ndarray], language_number: int) -> PackedS
 
 
 def add_noise(tokens: np.ndarray, config: NoiseConfig, mask_id: int, rng: np.random.Generator) -> np.ndarray:
-    """Shuffle, drop and mask tokens (T,) of one sentence without `</s>`, in this order."""
-    # Sorting by position plus a random number below `shuffle` moves no token by more than `shuffle`.
+    """Shuffle, drop and then mask tokens of a sentence without `</s>` (T,)."""
+    # Sorting by position plus random offsets below `shuffle` moves no token by more than `shuffle` positions.
     sort_keys = np.arange(len(tokens)) + rng.uniform(0, config.shuffle, len(tokens))
     tokens = tokens[np.argsort(sort_keys, kind="stable")]
     is_kept = rng.random(len(tokens)) >= config.drop
-    if len(tokens) and not is_kept.any():  # at least one token of a sentence stays
+    if len(tokens) and not is_kept.any():  # keep at least one token
         is_kept[rng.integers(len(tokens))] = True
     tokens = tokens[is_kept]
     is_masked = rng.random(len(tokens)) < config.blank
@@ -63,7 +60,7 @@ def add_noise(tokens: np.ndarray, config: NoiseConfig, mask_id: int, rng: np.ran
 
 
 def denoising_weight(config: TranslationConfig, step: int) -> float:
-    """Return the weight of denoising at a step, interpolated linearly between the configured steps."""
+    """Return the denoising weight at a step, interpolated linearly between the configured steps."""
     if not config.denoising:
         return 0.0
     steps = [scheduled_step for scheduled_step, _ in config.denoising]
@@ -73,21 +70,21 @@ def denoising_weight(config: TranslationConfig, step: int) -> float:
 
 @dataclass(frozen=True)
 class TranslationBatch:
-    """One micro-batch of an objective."""
+    """A micro-batch of one objective."""
 
     objective: str  # dae: denoising, bt: back-translation, mt: translation pairs
     target: PackedSentences  # clean sentences
-    source: PackedSentences | None  # the sentences to translate or to repair; None: back-translation generates them
-    rng_key: tuple[int, int, int]  # step, virtual shard, number of the micro-batch: seed of dropout
+    source: PackedSentences | None  # sentences to translate or restore; None: back-translation generates them
+    rng_key: tuple[int, int, int]  # dropout seed: step, virtual shard, micro-batch number
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the number of target tokens, `</s>` included, and of all tokens.
+        """Return the number of predicted tokens and the number of all tokens.
 
-        A source that is not generated yet is counted as if it were as long as its target.
+        A source that has not been generated yet counts as many tokens as its target.
         """
         source = self.source or self.target
-        target_tokens = len(self.target.ids) - len(self.target.lengths)  # all but the first `</s>` of each sentence
+        target_tokens = len(self.target.ids) - len(self.target.lengths)  # the first `</s>` of a sentence is no target
         return {self.objective: target_tokens, "tokens": len(self.target.ids) + len(source.ids)}
 
 
@@ -99,9 +96,9 @@ class StepChoice(NamedTuple):
 
 
 class TranslationSampler:
-    """Draws sentences of one language per step, each with equal probability. Objectives and languages alternate.
+    """Draws sentences of one language per step, uniformly at random. Objectives and languages alternate.
 
-    Raises CorpusTooSmall if an objective has no sentence that is short enough.
+    Raises CorpusTooSmall if an objective has no sentence of at most `side_tokens` tokens.
     """
 
     def __init__(self, shards: Shards, config: TranslationConfig) -> None:
@@ -109,8 +106,8 @@ class TranslationSampler:
         self.mask_id = shards.vocabulary.mask
         all_languages = list_languages(shards)
         self.language_numbers = {language: all_languages.index(language) for language in config.languages}
-        self.texts: dict[str, list[ShortRows]] = {}  # by language
-        self.pairs: dict[str, list[ShortRows]] = {}  # by target language, which is that of the first side
+        self.texts: dict[str, list[ShortRows]] = {}  # language -> corpora
+        self.pairs: dict[str, list[ShortRows]] = {}  # target language -> corpora with the target as first side
         for language in config.languages:
             if config.denoising or config.back_translation:
                 self.texts[language] = _select_sentences(shards, language, config)
@@ -120,7 +117,7 @@ class TranslationSampler:
                 _check_amount_of_text(self.pairs[language], f"pairs with {language}", config)
 
     def list_choices(self, step: int) -> list[StepChoice]:
-        """Return the combinations of enabled objective and target language, through which the steps cycle."""
+        """List the combinations of enabled objectives and target languages. Steps cycle through this list."""
         objectives = []
         if denoising_weight(self.config, step):
             objectives.append("dae")
@@ -131,7 +128,7 @@ class TranslationSampler:
         return [StepChoice(objective, language) for objective in objectives for language in self.config.languages]
 
     def draw(self, step: int, shard: int) -> TranslationBatch:
-        """Draw the micro-batch of a virtual shard at a step."""
+        """Draw a virtual shard's micro-batch for a step."""
         choices = self.list_choices(step)
         objective, language = choices[step % len(choices)]
         rng = make_rng(self.config.seed, step, shard, objective)
@@ -150,43 +147,42 @@ class TranslationSampler:
         return TranslationBatch(objective, target, source, rng_key=(step, shard, 0))
 
     def other_language_number(self, language_number: int) -> int:
-        """Return the number of the other language of the pair."""
+        """Return the number of the pair's other language."""
         first_language, second_language = self.language_numbers.values()
         return second_language if language_number == first_language else first_language
 
     @property
     def _max_sentences(self) -> int:
-        """Return the number of sentences that fit into a batch if each has a single token."""
+        """Return the number of one-token sentences that fit into a batch."""
         shortest_sequence_tokens = 3  # `</s> x </s>`
         return max(1, self.config.batch_tokens // shortest_sequence_tokens)
 
     def _draw_sentences(self, language: str, count: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Draw sentences of a language. Return their tokens without `</s>`."""
+        """Draw sentences of a language, as tokens without `</s>`."""
         [sentences] = draw_rows(self.texts[language], count, self.config.side_tokens + 1, rng)
         return [sentence[:-1] for sentence in sentences.rows]  # stored sentences end with `</s>`
 
     def _draw_pairs(self, language: str, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Draw a batch of pairs. Return the sentences in a language, and their translations."""
+        """Draw a batch of translation pairs. Return the sentences in the given language, and their translations."""
         sentences, translations = draw_rows(self.pairs[language], self._max_sentences, self.config.side_tokens, rng)
         batch_sentences = self._fill_batch(sentences.rows)
-        batch_translations = translations.rows[: len(batch_sentences)]
-        return batch_sentences, batch_translations
+        return batch_sentences, translations.rows[: len(batch_sentences)]
 
     def _fill_batch(self, sentences: list[np.ndarray]) -> list[np.ndarray]:
-        """Return as many of the first sentences as fit into `batch_tokens`, but at least one."""
-        cumulative_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])  # with `</s>` on both sides
+        """Return the first sentences that together fit into `batch_tokens`, but at least one sentence."""
+        cumulative_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])  # with two `</s>` per sentence
         fitting_count = int(np.searchsorted(cumulative_tokens, self.config.batch_tokens, side="right"))
         return sentences[: max(1, fitting_count)]
 
 
 def _select_sentences(shards: Shards, language: str, config: TranslationConfig) -> list[ShortRows]:
-    """Select the sentences of a language that have at most `side_tokens` tokens."""
+    """Select a language's sentences of at most `side_tokens` tokens."""
     max_tokens = config.side_tokens + 1  # stored sentences end with </s>
     return [ShortRows.select((table.read_text(),), max_tokens) for table in shards.mono.get(language, [])]
 
 
 def _select_pairs(shards: Shards, target_language: str, config: TranslationConfig) -> list[ShortRows]:
-    """Select a random share `parallel_share` of the short pairs, with the target language as their first side."""
+    """Select a random share `parallel_share` of the short pairs. Their first side is the target language."""
     corpora = []
     for language_pair, tables in shards.pairs.items():
         if set(language_pair.split("-")) != set(config.languages):
@@ -198,7 +194,7 @@ def _select_pairs(shards: Shards, target_language: str, config: TranslationConfi
             if is_target_second:
                 sides = (pairs.target, pairs.source)
             short_pairs = ShortRows.select(sides, config.side_tokens)
-            # Sentence ids are hashes, so their remainders select a random share of the pairs.
+            # Sentence ids are hashes, so selecting by remainder draws pairs at random.
             is_selected = (pairs.sentence_ids.astype(np.uint64) % 10_000) < 10_000 * config.parallel_share  # (pairs,)
             selected_rows = short_pairs.row_numbers[is_selected[short_pairs.row_numbers]]
             corpora.append(ShortRows(sides, selected_rows))
@@ -206,7 +202,7 @@ def _select_pairs(shards: Shards, target_language: str, config: TranslationConfi
 
 
 def _check_amount_of_text(corpora: list[ShortRows], text_name: str, config: TranslationConfig) -> None:
-    """Raise CorpusTooSmall if the corpora have no row to draw from. The message starts with the name of the text."""
+    """Raise CorpusTooSmall if the corpora have no rows to draw."""
     if not any(len(corpus) for corpus in corpora):
         raise CorpusTooSmall(
             f"{text_name} has no sentence of at most {config.side_tokens} tokens: add text, or raise side_tokens or "

@@ -1,7 +1,7 @@
-"""The training of a translator: an XLM and text of two languages -> a model that translates in both directions.
+"""Stage translate: an XLM encoder and text in two languages -> a model that translates in both directions.
 
-Source: Lample and Conneau 2019, sections 5.3 and 5.4. The model learns to restore noisy sentences (denoising), to
-restore sentences from its own translations of them (online back-translation), and to translate pairs, if there are any.
+The model learns to restore noisy sentences (denoising), to restore sentences from its own translations (online
+back-translation), and optionally to translate pairs. Reference: Lample and Conneau 2019, sections 5.3 and 5.4.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,28 +52,28 @@ def train(
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Train a translator, or continue from the newest valid checkpoint in `run`. Every worker calls this function.
+    """Train a translator, or resume from the newest valid checkpoint in `run`. Every worker calls this function.
 
     Args:
-        config: settings of the stage.
-        shards_path: token shards of the two languages.
-        corpus: a prepared corpus. BLEU on the first of its held-out pairs decides which weights are exported.
-        encoder: an exported model of system xlm, from which the weights start.
-        output: receives `translator/`.
-        run: receives the checkpoints, the best weights and `metrics.jsonl`; the same directory continues the same run.
-        track: creates the tracker that writes the curves to a file.
-        remote: storage of the checkpoints if the machines share no disk.
+        config: stage settings.
+        shards_path: directory of token shards in the two languages.
+        corpus: a prepared corpus. BLEU on its first held-out pairs decides which weights are exported.
+        encoder: an exported XLM model with the initial weights.
+        output: directory in which `translator/` is created.
+        run: directory for checkpoints, the best weights and `metrics.jsonl`. A run resumes if its directory is reused.
+        track: factory for the tracker, given the path of the curves.
+        remote: remote checkpoint storage if the machines share no disk.
 
     Returns:
-        The metrics of the last step, and `steps`, the number of steps of the training.
+        The metrics of the last step, and the number of `steps`.
 
     Raises:
-        InputError: there are no held-out pairs, or the validation uses all of them.
-        Other errors: those of `open_shards`, `build`, `TranslationSampler` and `loop.train`.
+        InputError: the corpus has no held-out pairs, or validation uses all of them.
+        Other errors: see `open_shards`, `build`, `TranslationSampler` and `loop.train`.
     """
     shards = open_shards(shards_path)
     held_out = HeldOutPairs.read(corpus, config.languages)
-    held_out.skip(config.validation_pairs)  # raises InputError now if no pair would remain for the evaluation
+    held_out.skip(config.validation_pairs)  # fails now rather than after training if no pair remains for evaluation
     validation = held_out.take(config.validation_pairs)
     best_checkpoints = BestCheckpoints(run, SelectionConfig(rule="joint"), source_language="")
     model = build(config, shards, encoder)
@@ -89,10 +89,9 @@ def train(
 
 
 def _export(learner: "TranslationLearner", shards: Shards, inputs: dict[str, str], run: Path, output: Path) -> None:
-    """Write the translator with the weights of the best validation, its curves and its manifest."""
+    """Write the translator with its best weights, its curves and its manifest."""
     best_checkpoints = learner.best_checkpoints
-    chosen_steps = best_checkpoints.choose(best_checkpoints.read_evaluations(), learner.config.optimization.steps)
-    best_step = chosen_steps[ALL]
+    best_step = best_checkpoints.choose(best_checkpoints.read_evaluations(), learner.config.optimization.steps)[ALL]
     best_checkpoints.load(learner.module, best_step)
     directory = output / "translator"
     learner.translator.save(directory, shards.directory / "tokenizer" / tokenizers.MODEL)
@@ -102,12 +101,12 @@ def _export(learner: "TranslationLearner", shards: Shards, inputs: dict[str, str
 
 
 def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translator:
-    """Return a translator of the size of an exported XLM, on this worker's device.
+    """Build a translator with the size of an exported XLM on this worker's device.
 
-    The config decides which weights are copied from XLM. The others are random.
+    The config selects which weights are copied from XLM. All other weights are random.
 
     Raises:
-        ConfigError: the model has too few positions.
+        ConfigError: XLM has too few positions.
         InputError, TokenizerMismatch: see `XLMSystem.read_size` and `load_weights`.
     """
     shards.vocabulary.check_xlm_r("translation")
@@ -129,10 +128,10 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
 
 
 class TranslationLearner(Learner):
-    """Alternates between the objectives, with one target language per step."""
+    """Trains a `Translator`. Each step has one objective and one target language."""
 
     module: Translator
-    # The weight of denoising changes from step to step, so `losses` multiplies by it.
+    # The denoising weight changes during training, so `losses` applies it.
     weights = LossWeights({"dae": 1.0, "bt": 1.0, "mt": 1.0})
 
     def __init__(
@@ -152,12 +151,12 @@ class TranslationLearner(Learner):
         self.device = distributed.device()
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TranslationBatch]:
-        """Return this worker's micro-batches of a step. The samples are those of step `step + skipped`."""
+        """Return this worker's micro-batches of a step, with the samples of step `step + skipped`."""
         my_shards = distributed.my_share(self.config.virtual_shards)
         return [self.sampler.draw(step + skipped, shard) for shard in my_shards]
 
     def losses(self, batch: TranslationBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss times its weight and scale, and the unweighted loss without gradient."""
+        """Return the weighted and scaled loss, and the unweighted loss without gradient."""
         target = batch.target.to(self.device)
         source = self.back_translate(target) if batch.source is None else batch.source.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
@@ -171,7 +170,7 @@ class TranslationLearner(Learner):
         return loss * weight * scales[batch.objective], {batch.objective: loss.detach()}
 
     def back_translate(self, target: PackedSentences) -> PackedSentences:
-        """Translate sentences into the other language, without dropout and without gradient."""
+        """Translate sentences into the pair's other language, without dropout and gradients."""
         source_language = self.sampler.other_language_number(int(target.types[0]))
         max_lengths = [int(1.3 * length + 5) for length in target.lengths]  # as in XLM's training
         with evaluating(self.module), torch.no_grad(), autocast(self.device):
@@ -180,14 +179,14 @@ class TranslationLearner(Learner):
         return pack_sentences(sentences, source_language).to(self.device)
 
     def observe(self, step: int) -> dict[str, float]:
-        """Validate the translator every `validate_every` steps and after the last step. Return the metrics, if any."""
-        is_validation_due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
-        if not is_validation_due:
+        """Validate the translator every `validate_every` steps and after the last step."""
+        is_due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
+        if not is_due:
             return {}
         return distributed.on_first(lambda: self._validate(step)) or {}
 
     def _validate(self, step: int) -> dict[str, float]:
-        """Return BLEU of both directions and their mean, and save the weights if they are the best so far."""
+        """Measure BLEU in both directions and save the weights if they are the best so far. Return the metrics."""
         results = self.validation.translate(self.translator)
         dev_scores = DevScores(step, {direction: result.bleu for direction, result in results.items()})
         self.best_checkpoints.update(self.module, [*self.best_checkpoints.read_evaluations(), dev_scores])
@@ -195,7 +194,7 @@ class TranslationLearner(Learner):
 
 
 def _select_targets(sentences: PackedSentences) -> Tensor:
-    """Return the token ids (T - N,) to predict: all tokens except the first of each of the N sentences."""
+    """Return the token ids to predict (T - N,), which are all tokens except the first of each sentence."""
     device = sentences.ids.device
     first_rows = torch.tensor((0, *sentences.lengths[:-1]), device=device).cumsum(0)  # (N,)
     is_target = torch.ones_like(sentences.ids, dtype=torch.bool)  # (T,)
