@@ -232,14 +232,14 @@ def load_embedder(
         max_tokens = read_max_seq_length(Path(directory))
     last_layer = model.config.num_hidden_layers
     if not 0 <= layer <= last_layer:
-        raise InputError(f"{directory}: layer {layer} is not one of its layers: give 0 to {last_layer}")
+        raise InputError(f"{directory}: the model has no layer {layer}: give 0 to {last_layer}")
     if pooling not in ALL_POOLINGS:
         raise InputError(f"{directory}: pooling {pooling!r:.100} is not known: give {', '.join(ALL_POOLINGS)}")
     projection = load_projection(directory, model) if pooling == "contrast" else None
     contrast = read_contrast_settings(model.config)
     if projection is not None and contrast is not None and layer != contrast.layer:
         raise InputError(
-            f"{directory}: its contrast vectors are of layer {contrast.layer}, not {layer}: leave layer out"
+            f"{directory}: its contrast vectors come from layer {contrast.layer}, not {layer}: omit the layer"
         )
     drop_layers(model, layer)
     encoder = VectorEncoder(model, tokenizer, batch_size, max_tokens, prefix, projection)

@@ -147,14 +147,10 @@ def mark_unshared(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor
     ids_of_targets = tokenizer([target for _, target in pairs], **options)["input_ids"]
     word_ids = set()
     for token_id in set(itertools.chain(*ids_of_sources, *ids_of_targets)):
-        text = str(tokenizer.decode([token_id]))
-        if any(character.isalnum() for character in text):
+        if any(character.isalnum() for character in str(tokenizer.decode([token_id]))):
             word_ids.add(token_id)
-    is_unshared = []
-    for source_ids, target_ids in zip(ids_of_sources, ids_of_targets, strict=True):
-        shared_ids = set(source_ids) & set(target_ids)
-        is_unshared.append(word_ids.isdisjoint(shared_ids))
-    return torch.tensor(is_unshared)
+    pairs_of_ids = zip(ids_of_sources, ids_of_targets, strict=True)
+    return torch.tensor([word_ids.isdisjoint(set(source) & set(target)) for source, target in pairs_of_ids])
 
 
 def tabulate_outcomes(

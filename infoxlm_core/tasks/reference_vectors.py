@@ -116,8 +116,8 @@ def read_reference(directory: Path) -> Reference:
     path = directory / FILE
     if not path.is_file():
         raise InputError(
-            f"{directory} has no {FILE}: it was exported elsewhere, or by an old version. Remove its artifact from the "
-            "store and run the pipeline again, which exports and registers it from the last checkpoint."
+            f"{directory} has no {FILE}: the model was exported elsewhere, or by an old version. Remove the model's "
+            "artifact from the store, and run the pipeline again to export and register the last checkpoint."
         )
     try:
         content = user_files.read_json(path, _Content, "copy or export the model again", DataCorrupt)
@@ -151,7 +151,7 @@ def compare_vectors(reference: Reference, vectors: Tensor, name: str, explanatio
     relative_errors = errors.norm(dim=1) / expected.norm(dim=1)
     cosines = torch.nn.functional.cosine_similarity(actual, expected)
     difference = Difference(relative_errors.max().item(), errors.abs().max().item(), cosines.min().item())
-    if not difference.relative <= reference.tolerance:  # true for NaN too
+    if not difference.relative <= reference.tolerance:  # also rejects NaN
         sentence = reference.sentences[int(relative_errors.argmax())]
         raise DataCorrupt(
             f"{name} gives other vectors than were registered: {difference}, allowed is {reference.tolerance:.2g} "

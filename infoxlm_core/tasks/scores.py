@@ -75,13 +75,8 @@ class Scores:
         if missing_fields:
             raise InputError(f"{where} has no {', '.join(missing_fields)}. Measure the model again.")
         field_names = set(cls.__dataclass_fields__) - {"details", "outcomes"}
-        fields: dict[str, Any] = {}
-        details: dict[str, Any] = {}
-        for name, value in values.items():
-            if name in field_names:
-                fields[name] = value
-            else:
-                details[name] = value
+        fields = {name: value for name, value in values.items() if name in field_names}
+        details = {name: value for name, value in values.items() if name not in field_names}
         return cls(**fields, details=details)
 
 
@@ -129,10 +124,7 @@ def average_within_and_across(score_by_pair: Mapping[tuple[str, str], float]) ->
     within = fmean(score_by_pair[language, language] for language in languages)
     means_across = []
     for language in languages:
-        scores_across = []
-        for (first, second), score in score_by_pair.items():
-            if first != second and language in (first, second):
-                scores_across.append(score)
+        scores_across = [score for pair, score in score_by_pair.items() if language in pair and pair[0] != pair[1]]
         if scores_across:
             means_across.append(fmean(scores_across))
     return within, fmean(means_across)

@@ -25,7 +25,7 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
     """
     num_lines = sum(1 for _ in lines.read_valid_texts(file))
     if not num_lines:
-        raise InputError(f"{file} is empty. Give one sentence a line.")
+        raise InputError(f"{file} is empty. Give one sentence per line.")
     write(output, embedder, lines.read_valid_texts(file), num_lines)
     return num_lines
 

@@ -157,10 +157,8 @@ def _read_cells(path: Path) -> pd.DataFrame:
         reader = csv.reader(file, **options)
         for row in reader:
             if rows and len(row) != len(rows[0]):
-                raise InputError(
-                    f"{path}:{reader.line_num}: {len(row)} fields, but the first row has {len(rows[0])}. Quote the "
-                    "text."
-                )
+                lengths = f"{len(row)} fields, but the first row has {len(rows[0])}"
+                raise InputError(f"{path}:{reader.line_num}: {lengths}. Quote the text.")
             rows.append(row)
             line_numbers.append(reader.line_num)
     num_columns = len(rows[0]) if rows else 0

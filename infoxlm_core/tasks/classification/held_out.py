@@ -71,5 +71,5 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
     # Repeated rows count as separate questions, so the digest includes the number of earlier occurrences.
     occurrences = questions.groupby(questions).cumcount()
     digests = [digest_question(question) for question in questions + "\t" + occurrences.astype(str)]
-    is_right = (rows["predicted"] == rows["label"]).astype(bool)
-    return tabulate_outcomes("classification", rows["language"].astype(str), digests, is_right)
+    is_correct = (rows["predicted"] == rows["label"]).astype(bool)
+    return tabulate_outcomes("classification", rows["language"].astype(str), digests, is_correct)

@@ -164,9 +164,6 @@ def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
     output.mkdir(parents=True, exist_ok=True)
     test.to_parquet(output / "predictions.parquet", index=False)
     accuracies = accuracy_by_language(test["predicted"], test["label"], test["language"])
-    mixed_scores = None
-    if config.mixed:
-        mixed_scores = _score_mixed(config, models, rows_by_language, spelling_of_label, accuracies)
     return Scores.from_languages(
         "classification",
         {language: {"accuracy": accuracy} for language, accuracy in accuracies.items()},
@@ -174,7 +171,7 @@ def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
         models,
         counts={language: len(rows) for language, rows in rows_by_language.items()},
         test_set=manifests.digest({language: rows.to_dict("list") for language, rows in rows_by_language.items()}),
-        mixed=mixed_scores,
+        mixed=_score_mixed(config, models, rows_by_language, spelling_of_label, accuracies) if config.mixed else None,
     )
 
 
@@ -258,7 +255,7 @@ def check(config: ClassificationConfig, has_grid: bool) -> None:
         raise InputError(f"{paths}: no train rows in {', '.join(config.train_languages)}. {remedy}")
     if len(labels) < 2:
         raise InputError(f"{paths}: all train rows have the label {labels[0]!r}. There is nothing to learn.")
-    needs_dev = has_grid or config.selection.rule != "last"  # to compare grid points or checkpoints
+    needs_dev = has_grid or config.selection.rule != "last"  # for selecting grid points or checkpoints
     required_splits = ["dev", "test"] if needs_dev else ["test"]
     for split in required_splits:
         if not (table["split"] == split).any():

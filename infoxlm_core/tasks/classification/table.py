@@ -85,8 +85,7 @@ def read_test(config: ClassificationConfig) -> pd.DataFrame:
         if len(translated_rows) != len(originals):
             raise InputError(
                 f"{', '.join(config.translated_test)}: {len(translated_rows)} translated test rows for {language}, but "
-                f"{len(originals)} test rows. Give a translation into {source} of each row, with the language of the "
-                "original."
+                f"{len(originals)} test rows. Translate every row into {source}, and keep the language of the original."
             )
         tables.append(translated_rows)
     return pd.concat(tables, ignore_index=True)
@@ -132,11 +131,8 @@ def describe_difference(rows_by_language: Mapping[str, pd.DataFrame]) -> str | N
 
     A difference shows that row i of one language does not translate row i of the other.
     """
-    languages = list(rows_by_language)
-    first_language = languages[0]
-    first_rows = rows_by_language[first_language]
-    for language in languages[1:]:
-        rows = rows_by_language[language]
+    (first_language, first_rows), *other_languages = rows_by_language.items()
+    for language, rows in other_languages:
         if len(rows) != len(first_rows):
             return f"{first_language} has {len(first_rows)} rows, but {language} has {len(rows)}"
         labels_differ = rows["label"] != first_rows["label"]
@@ -158,31 +154,20 @@ def list_files(config: ClassificationConfig, corpus: Path | None) -> list[Labell
 
 def _is_needed(file: LabelledFile, splits: Collection[str], train_languages: Iterable[str]) -> bool:
     """Return whether a file, judged by its name, may have rows of the splits. Skip training text in other languages."""
-    if file.split is None:
-        return True
-    if file.split not in splits:
+    train_codes = [two_letters(language) for language in train_languages]
+    if file.split == "train" and file.language and two_letters(file.language) not in train_codes:
         return False
-    if file.split != "train" or file.language is None:
-        return True
-    return two_letters(file.language) in [two_letters(language) for language in train_languages]
+    return file.split is None or file.split in splits
 
 
 def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> pd.DataFrame:
     """Read files into one table with uniform labels and language codes."""
-    tables = []
-    paths_of_texts = []
-    paths_of_pairs = []
-    for file in files:
-        table = _read_file(file, config)
-        tables.append(table)
-        if "text_pair" in table:
-            paths_of_pairs.append(file.path)
-        else:
-            paths_of_texts.append(file.path)
-    if paths_of_texts and paths_of_pairs:
-        raise InputError(
-            f"{paths_of_texts[0]} has single texts, but {paths_of_pairs[0]} has pairs. Give labelled files of one kind."
-        )
+    tables = [_read_file(file, config) for file in files]
+    has_pairs = ["text_pair" in table for table in tables]
+    if any(has_pairs) and not all(has_pairs):
+        text_path = files[has_pairs.index(False)].path
+        pair_path = files[has_pairs.index(True)].path
+        raise InputError(f"{text_path} has single texts, but {pair_path} has pairs. Give labelled files of one kind.")
     rows = pd.concat(tables, ignore_index=True)
     folders = ", ".join(sorted({str(file.path.parent) for file in files}))
     spelling_of_label = normalise_labels(rows["label"].unique(), folders)
@@ -217,10 +202,8 @@ def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame
     has_unknown_split = ~table["split"].isin(SPLITS) & table["split"].notna()
     if has_unknown_split.any():
         line = has_unknown_split.idxmax()
-        raise InputError(
-            f"{file.path}:{line}: {config.split} is {table.at[line, 'split']!r}. Use train, dev or test, or remove the "
-            "row."
-        )
+        split = table.at[line, "split"]
+        raise InputError(f"{file.path}:{line}: {config.split} is {split!r}. Use train, dev or test, or remove the row.")
     table = table.assign(split=table["split"].map(SPLITS)).astype("string")
     return table[[name for name in COLUMNS if name in table]]
 

@@ -58,7 +58,7 @@ def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
         language = next(code for code in file_of_language if code != pivot)
         if language in sets:
             names = f"{sets[language].gold.name}, {gold.name}"
-            raise InputError(f"{folder} has {language} twice ({names}): set name to a part of one of the names")
+            raise InputError(f"{folder} has {language} twice ({names}): set name to a part of only one file name")
         sets[language] = SetFiles(file_of_language[language], file_of_language[pivot], gold)
     if not sets:
         raise InputError(f"{folder} has no {GOLD} file with {name!r} in its name. Give NAME.de, NAME.en and NAME.gold.")
@@ -106,7 +106,7 @@ def _read_two_columns(path: Path) -> list[tuple[str, str]]:
     for line_number, line in enumerate(lines.read_valid_texts(path), 1):
         first_column, _, second_column = line.partition("\t")
         if not first_column or not second_column:
-            raise InputError(f"{path}:{line_number} is not two columns divided by a tab: {line!r:.100}")
+            raise InputError(f"{path}:{line_number} is not two columns separated by a tab: {line!r:.100}")
         rows.append((first_column, second_column))
     if not rows:
         raise InputError(f"{path} is empty. Give the complete file.")

@@ -47,21 +47,21 @@ class MinedPair(NamedTuple):
 
 def read_distinct(path: Path) -> DistinctLines:
     """Read the distinct lines of a plain or compressed file. Raise InputError if there are fewer than two."""
-    number_of_text: dict[str, int] = {}
+    line_number_by_text: dict[str, int] = {}
     dropped: Counter[str] = Counter()
-    for number, line, problem in lines.read_lines(path):
+    for line_number, line, problem in lines.read_lines(path):
         text = line.strip()
         if problem:
             dropped[problem] += 1
         elif not text:
             dropped["empty"] += 1
-        elif text in number_of_text:
+        elif text in line_number_by_text:
             dropped["duplicate"] += 1
         else:
-            number_of_text[text] = number
-    if len(number_of_text) < 2:
-        raise InputError(f"{path} has {len(number_of_text)} distinct lines of text. Give one sentence a line.")
-    return DistinctLines(list(number_of_text), list(number_of_text.values()), dict(dropped))
+            line_number_by_text[text] = line_number
+    if len(line_number_by_text) < 2:
+        raise InputError(f"{path} has {len(line_number_by_text)} distinct lines of text. Give one sentence per line.")
+    return DistinctLines(list(line_number_by_text), list(line_number_by_text.values()), dict(dropped))
 
 
 def infer_languages(paths: tuple[Path, Path]) -> LanguagePair:

@@ -95,11 +95,7 @@ def match_greedily(forward: Neighbours, backward: Neighbours, num_sources: int, 
 
 
 def _find_best_margins(
-    neighbours: Neighbours,
-    query_means: np.ndarray,
-    candidate_means: np.ndarray,
-    num_queries: int,
-    num_candidates: int,
+    neighbours: Neighbours, query_means: np.ndarray, candidate_means: np.ndarray, num_queries: int, num_candidates: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the candidate with the highest margin for each of the first `num_queries` queries.
 

@@ -59,8 +59,8 @@ def read_corpus(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePai
     planted = _select_planted(candidates, {*sources.texts, *targets.texts})
     if len(planted) < calibration.FEWEST_PAIRS:
         raise InputError(
-            f"{pairs}: {len(planted)} of {len(candidates)} pairs are neither in the files nor repeated: give at least "
-            f"{calibration.FEWEST_PAIRS} for --calibrate"
+            f"{pairs}: only {len(planted)} of {len(candidates)} pairs are neither in the files nor repeated: give at "
+            f"least {calibration.FEWEST_PAIRS} such pairs for --calibrate"
         )
     return Corpus(sources, targets, planted, len(candidates) - len(planted))
 
@@ -98,7 +98,7 @@ def mine_pairs(
     search = _find_neighbours(corpus, embedder, model_digest, cache)
     matches = match_lines(search)
     if not len(matches.margins):
-        raise InputError("no line is next to a line of the other file: give files with more lines")
+        raise InputError("no line is the neighbour of a line in the other file: give files with more lines")
     curves = None
     if threshold is None:
         curves = calibration.estimate(search, matches)

@@ -58,10 +58,8 @@ def check(config: MiningConfig, has_grid: bool) -> None:  # noqa: ARG001
 
 def list_test_files(config: MiningConfig) -> list[Path]:
     """List the local files with sentences, without the gold files."""
-    files = []
-    for set_files in bucc.find_sets(Path(config.data), config.pivot, config.name).values():
-        files += [set_files.sources, set_files.targets]
-    return files
+    sets = bucc.find_sets(Path(config.data), config.pivot, config.name)
+    return [path for files in sets.values() for path in (files.sources, files.targets)]
 
 
 def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
@@ -131,9 +129,7 @@ def split_into_halves(mining_set: MiningSet, matches: Matches) -> tuple[MatchedH
         is_in_half = half_of_source[matches.sources] == half
         num_gold = sum(1 for source, _ in mining_set.gold if half_of_source[source] == half)
         if num_gold == 0:
-            raise InputError(
-                f"a set has {len(mining_set.gold)} gold pairs: too few to choose a threshold and measure it"
-            )
+            raise InputError(f"a set has {len(mining_set.gold)} gold pairs: too few to choose and test a threshold")
         halves.append(MatchedHalf(matches.margins[is_in_half], is_gold[is_in_half], num_gold))
     return halves[0], halves[1]
 

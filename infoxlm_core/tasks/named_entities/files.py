@@ -131,10 +131,7 @@ def _find_language_prefix(word: str) -> str:
 
 def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
     """Return the sorted tags of the training text. Raise CorpusTooSmall if there are fewer than two."""
-    labels: set[str] = set()
-    for sentences in sets["train"].values():
-        for sentence in sentences:
-            labels.update(sentence.tags)
+    labels = {tag for sentences in sets["train"].values() for sentence in sentences for tag in sentence.tags}
     if len(labels) < 2:
         languages = ", ".join(settings.train_languages)
         raise CorpusTooSmall(

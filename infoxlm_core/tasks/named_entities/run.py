@@ -53,9 +53,8 @@ def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
     for split in required_splits:
         if not sets[split]:
             raise InputError(f"{name_data(settings)}: no {split} sentences. {LAYOUT}")
-    selection.check_dev_languages(
-        settings.selection.rule, two_letters(settings.train_languages[0]), sorted(sets["dev"])
-    )
+    source = two_letters(settings.train_languages[0])
+    selection.check_dev_languages(settings.selection.rule, source, sorted(sets["dev"]))
 
 
 def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> Training:  # noqa: ARG001

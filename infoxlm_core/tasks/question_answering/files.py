@@ -245,7 +245,7 @@ def _convert_questions(path: Path, paragraph: _Paragraph, paragraph_index: int) 
     for question in paragraph.qas:
         where = f"{path}: question {question.id}"
         if question.is_impossible or not question.answers:
-            raise InputError(f"{where} has no answer. Give sets in which all questions have one (SQuAD 1.1, not 2.0).")
+            raise InputError(f"{where} has no answer. Give sets in which every question has one (SQuAD 1.1, not 2.0).")
         if not all(answer.text.strip() for answer in question.answers):
             raise InputError(f"{where} has an empty answer. Give a set whose answers are public.")
         if not paragraph.context.strip():

@@ -73,15 +73,12 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
 
 
 def _score_dev(
-    config: AnsweringConfig,
-    set_by_language: Mapping[str, QuestionSet],
-    windows_by_language: Mapping[str, Windows],
-    reader: TaskModel,
+    config: AnsweringConfig, dev_sets: Mapping[str, QuestionSet], windows: Mapping[str, Windows], reader: TaskModel
 ) -> dict[str, float]:
     """Return a mapping from language to a reader's F1 on the development set."""
     f1_by_language = {}
-    for language, question_set in set_by_language.items():
-        predictions = answer_questions(config, reader, question_set, windows_by_language[language])
+    for language, question_set in dev_sets.items():
+        predictions = answer_questions(config, reader, question_set, windows[language])
         f1_by_language[language] = _score(config, question_set, predictions)["f1"]
     return f1_by_language
 

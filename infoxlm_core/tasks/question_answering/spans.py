@@ -72,7 +72,7 @@ def _find_best_pairs(logits: Tensor, n_best: int, max_answer_tokens: int) -> tup
     Returns:
         The sums (B,), and the first and last tokens (B, 2). The sum is -inf if no pair is a possible answer.
     """
-    num_candidates = min(n_best, logits.shape[1])  # K
+    num_candidates = min(n_best, logits.shape[1])  # K start tokens and K end tokens
     start_logits, starts = logits[:, :, 0].topk(num_candidates, dim=1)  # (B, K) each
     end_logits, ends = logits[:, :, 1].topk(num_candidates, dim=1)  # (B, K) each
     lengths = ends[:, None, :] - starts[:, :, None] + 1  # (B, K, K)

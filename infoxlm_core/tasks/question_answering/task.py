@@ -119,10 +119,8 @@ class QuestionAnswering(Task[AnsweringConfig]):
 
     def localise(self, settings: AnsweringConfig, fetch: Fetch) -> AnsweringConfig:
         local = super().localise(settings.model_copy(update={"train": ()}), fetch)
-        train_paths = []
-        for path in settings.train:
-            train_paths.append(path if path == TRAIN_PLACEHOLDER else fetch(path))
-        return local.model_copy(update={"train": tuple(train_paths)})
+        train_paths = tuple(path if path == TRAIN_PLACEHOLDER else fetch(path) for path in settings.train)
+        return local.model_copy(update={"train": train_paths})
 
     def check_plan(self, settings: AnsweringConfig, grid_points: int, where: str) -> None:
         if grid_points > 1 and not settings.dev:

@@ -81,11 +81,8 @@ def list_test_files(data: Path) -> list[Path]:
     """List the files of an aligned test set, or the held-out files of a prepared corpus."""
     if (data / "held_out").is_dir():
         return evaluation_sets.list_files(data / "held_out")
-    test_files = []
-    for file in evaluation_sets.list_files(data):
-        if _SINGLE_FILE.fullmatch(file.name) or _PAIR_FILE.fullmatch(file.name):
-            test_files.append(file)
-    return test_files
+    files = evaluation_sets.list_files(data)
+    return [file for file in files if _SINGLE_FILE.fullmatch(file.name) or _PAIR_FILE.fullmatch(file.name)]
 
 
 def _is_same_language(code: str, language: str) -> bool:
@@ -157,7 +154,7 @@ def _find_pair_files(files: Sequence[Path], pivot: str) -> _SourcesByCode:
             continue
         codes = [name["first"], name["second"]]
         is_pivot = [_is_same_language(code, pivot) for code in codes]
-        if is_pivot.count(True) != 1:  # a pair without the pivot, or two variants of the pivot
+        if is_pivot.count(True) != 1:  # neither code is the pivot, or both are variants of the pivot
             continue
         pivot_column = is_pivot.index(True)
         pivot_code = codes[pivot_column]
@@ -186,12 +183,9 @@ def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> _Sour
         paths_by_code[code] = path
     if not paths_by_code:
         return {}
-    pivot_code = languages.choose_codes(paths_by_code, [pivot], str(folder))[0]
-    sources_by_code: _SourcesByCode = {}
-    for code, path in paths_by_code.items():
-        if not _is_same_language(code, pivot):
-            sources_by_code[code] = _SentenceFiles(path, paths_by_code[pivot_code])
-    return sources_by_code
+    pivot_path = paths_by_code[languages.choose_codes(paths_by_code, [pivot], str(folder))[0]]
+    other_paths = {code: path for code, path in paths_by_code.items() if not _is_same_language(code, pivot)}
+    return {code: _SentenceFiles(path, pivot_path) for code, path in other_paths.items()}
 
 
 def _add_source(sources_by_code: _SourcesByCode, code: str, source: _SentenceTable | _SentenceFiles) -> None:
@@ -217,10 +211,10 @@ def _read_lines(path: Path) -> list[str]:
     sentences = []
     for line_number, text in enumerate(lines.read_valid_texts(path), 1):
         if not text.strip():
-            raise InputError(f"{path}:{line_number} is empty. Give one sentence a line.")
+            raise InputError(f"{path}:{line_number} is empty. Give one sentence per line.")
         sentences.append(text)
     if not sentences:
-        raise InputError(f"{path} is empty. Give one sentence a line.")
+        raise InputError(f"{path} is empty. Give one sentence per line.")
     return sentences
 
 

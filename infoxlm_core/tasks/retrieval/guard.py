@@ -54,18 +54,15 @@ def measure(config: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores
     hits = retrieve(sets, embedder)
     scores = {language: score_directions(hits[language]) for language in sets}
     test_set = manifests.digest(sets)
-    details: dict[str, list[str]] = {}
     corpus = data if (data / "held_out").is_dir() else None
     unreserved_files = unreserved.find_unreserved_files(model, list_test_files(data), corpus)
-    if unreserved_files:
-        details["not_reserved"] = unreserved_files
     return Scores(
         Guard.name,
         scores,
         mean_over(scores),
         counts={language: len(sources) for language, (sources, _) in sets.items()},
         test_set=test_set,
-        details=details,
+        details={"not_reserved": unreserved_files} if unreserved_files else {},
         outcomes=_tabulate(sets, hits, test_set),
     )
 
@@ -98,6 +95,5 @@ def _tabulate(sets: Mapping[str, AlignedSentences], hits: Mapping[str, Hits], te
             occurrences[source] += 1  # a set may contain several translations of the same sentence
             question_ids.append(digest_question(f"{test_set}/{occurrences[source]}/{source}"))
         for direction, is_hit in hits[language].items():
-            table = tabulate_outcomes(Guard.name, language, question_ids, is_hit.numpy(), direction=direction)
-            tables.append(table)
+            tables.append(tabulate_outcomes(Guard.name, language, question_ids, is_hit.numpy(), direction=direction))
     return pd.concat(tables, ignore_index=True)

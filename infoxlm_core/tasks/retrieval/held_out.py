@@ -108,12 +108,13 @@ def _retrieve(
     Also return a sample of each language's served vectors for the map. The vectors of all sentences would not fit into
     memory.
     """
-    centres = _compute_centres(questions.training_text, served, encoder)
+    centres = {}  # mean vector (d,) of each language's training sentences
+    for language, sentences in questions.training_text.items():
+        centres[language] = encoder.embed(sentences, [served], language)[served].mean(dim=0)
     centred = VectorSpec(CENTRED, served.layer)
 
     # Most pivot sentences occur in the pairs of several languages, so each distinct sentence is embedded once.
-    sources = [source for pairs in questions.pairs.values() for source, _ in pairs]
-    distinct_sources = list(dict.fromkeys(sources))
+    distinct_sources = list(dict.fromkeys(source for pairs in questions.pairs.values() for source, _ in pairs))
     row_of_source = {source: row for row, source in enumerate(distinct_sources)}
     pivot_vectors = encoder.embed(distinct_sources, specs, questions.pivot)
 
@@ -130,17 +131,6 @@ def _retrieve(
         sentence_map.add_vectors(map_vectors, questions.pivot, source_vectors[served])
         sentence_map.add_vectors(map_vectors, language, target_vectors[served])
     return nearest, map_vectors
-
-
-def _compute_centres(
-    training_text: Mapping[str, Sequence[str]], spec: VectorSpec, encoder: VectorEncoder
-) -> dict[str, Tensor]:
-    """Return the mean vector (d,) of the training sentences by language."""
-    centres = {}
-    for language, sentences in training_text.items():
-        vectors = encoder.embed(sentences, [spec], language)[spec]  # (sentences, d)
-        centres[language] = vectors.mean(dim=0)
-    return centres
 
 
 def score_language(hits: Hits, is_unshared: Tensor) -> dict[str, Any]:

@@ -114,9 +114,7 @@ def _list_specs(
     encoder: Path,
 ) -> list[VectorSpec]:
     """List the distinct vectors to compute: all candidates, and every layer if the sets are small enough."""
-    specs: set[VectorSpec] = set()
-    for candidates in candidates_by_name.values():
-        specs.update(candidates)
+    specs = {spec for candidates in candidates_by_name.values() for spec in candidates}
     largest_set = max(len(sources) for sources, _ in sets.values())
     if largest_set <= MAX_PAIRS_OF_ALL_LAYERS:
         for pooling in POOLINGS:
@@ -191,15 +189,13 @@ def average_by_layer(
     means: Mapping[VectorSpec, Mapping[str, float]], last_layer: int
 ) -> dict[str, dict[str, list[float]]]:
     """List the mean scores at each layer, by pooling and metric. Skip poolings not measured at every layer."""
-    curves: dict[str, dict[str, list[float]]] = {}
+    means_by_pooling: dict[str, dict[str, list[float]]] = {}
     for pooling in ALL_POOLINGS:
         specs = [VectorSpec(pooling, layer) for layer in range(last_layer + 1)]
-        if not all(spec in means for spec in specs):
-            continue
-        curves[pooling] = {}
-        for metric in means[specs[0]]:
-            curves[pooling][metric] = [means[spec][metric] for spec in specs]
-    return curves
+        if all(spec in means for spec in specs):
+            metrics = means[specs[0]]
+            means_by_pooling[pooling] = {metric: [means[spec][metric] for spec in specs] for metric in metrics}
+    return means_by_pooling
 
 
 def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapping[str, NearestRows]) -> None:

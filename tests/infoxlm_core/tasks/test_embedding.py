@@ -155,7 +155,7 @@ def test_a_prefix_is_added_before_every_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("layer", "pooling", "reason"),
     [
-        (3, "mean", "layer 3 .* give 0 to 2"),
+        (3, "mean", "no layer 3: give 0 to 2"),
         (1, "max", "pooling 'max' .* give mean, cls, mean_no_special, contrast"),
         (1, "", "pooling '' is not known"),
         (None, "contrast", r"has no contrast vectors .* give mean or cls"),

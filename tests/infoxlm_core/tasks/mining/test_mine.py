@@ -103,7 +103,7 @@ def test_a_threshold_needs_no_calibration_pairs(encoder, paths, tmp_path):
 def test_too_few_calibration_pairs_are_refused(paths, tmp_path):
     pairs = write(tmp_path / "few.tsv", [f"a{row}\tb{row}" for row in range(99)])
 
-    with pytest.raises(InputError, match=r"few.tsv: 99 of 99 pairs are neither .* give at least 100"):
+    with pytest.raises(InputError, match=r"few.tsv: only 99 of 99 pairs are neither .* give at least 100"):
         mine.read_corpus(paths, pairs, ("en", "de"))
 
 

@@ -91,7 +91,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path):
     ("lines_by_name", "reason"),
     [
         ({"notes.md": ["nothing"]}, r"has no aligned files of en and another language. Give NAME\.de-en\.de"),
-        ({"x.en-de.en": ENGLISH, "x.en-de.de": []}, r"x\.en-de\.de is empty. Give one sentence a line"),
+        ({"x.en-de.en": ENGLISH, "x.en-de.de": []}, r"x\.en-de\.de is empty. Give one sentence per line"),
         ({"x.en-de.en": ENGLISH}, r"x\.en-de\.en: x\.en-de\.de is missing beside it. Give both files"),
         ({"x.en-de.en": ENGLISH, "x.en-de.de": GERMAN, "y.de-en.de": GERMAN, "y.de-en.en": ENGLISH},
          r"has de twice \(x\.en-de\.de, y\.de-en\.de\). Keep one set per folder"),
