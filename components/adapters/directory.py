@@ -12,9 +12,9 @@ from infoxlm_core import locks, manifests
 
 
 class Directory:
-    """A storage in a directory. See `Store`. Errors of the file system are raised as OSError.
+    """A `Store` in a directory. File system errors are raised as OSError.
 
-    Each write creates a new file, so inode and modification time serve as the version.
+    Each write creates a new file, so a file's inode and modification time serve as its version.
     """
 
     def __init__(self, uri: str) -> None:
@@ -56,7 +56,7 @@ class Directory:
     def entries(self, deep: bool = True) -> list[Entry]:
         entries = []
         for path in sorted(self.directory.rglob("*") if deep else self.directory.glob("*")):
-            is_temporary = path.name.startswith(".") and path.suffix in (".lock", ".tmp")  # of a write in progress
+            is_temporary = path.name.startswith(".") and path.suffix in (".lock", ".tmp")  # a write is in progress
             if path.is_file() and not is_temporary:
                 entries.append(self._entry(str(path.relative_to(self.directory))))
         return entries
@@ -77,7 +77,7 @@ class Directory:
             temporary_path = Path(folder) / "file"
             shutil.copyfile(path, temporary_path)
             manifests.sync_file(temporary_path)
-            temporary_path.replace(final_path)  # atomic, so that readers never see a part of the file
+            temporary_path.replace(final_path)  # atomic, so that readers never see a partial file
 
     def download(self, name: str, path: Path) -> None:
         shutil.copyfile(self._path(name), path)
@@ -94,5 +94,5 @@ class Directory:
 
 
 def _version(status: os.stat_result) -> str:
-    """Return the inode and the time of a file as its version. The inode alone may be that of a deleted file."""
+    """Return a file's version: its inode and modification time. An inode alone is not unique over time."""
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}"

@@ -1,10 +1,10 @@
-"""A lease is the right of one process to write. A small file names its holder, who rewrites the file regularly.
+"""A lease is one process's right to write. A small file names the lease's holder, who rewrites the file regularly.
 
     {"holder": "…", "attempt": 3, "beat": 17}       the lease is free if holder is ""
 
 The file changes only by compare-and-swap (`Store.put_if`), so two processes never hold a lease at once. Clocks of
 different machines are not compared: a process that waits for the lease measures the time between heartbeats on its own
-clock. A holder that was declared dead and wakes up sees that the lease has another holder, and stops.
+clock. If a holder that counts as dead wakes up, it sees that the lease has a new holder, and stops.
 """
 
 import contextlib
@@ -26,25 +26,25 @@ from infoxlm_core.errors import DataCorrupt, Fenced, InfoXLMError, LeaseHeld, St
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 20.0
-"""Time between two heartbeats of a holder."""
+"""Time between a holder's heartbeats."""
 EXPIRY_SECONDS = 60.0
 """Time without a heartbeat after which a holder counts as dead."""
-_POLL_SECONDS = 5.0  # seconds between two calls of `periodic_check`
-# HEARTBEAT_SECONDS and EXPIRY_SECONDS are much shorter in tests, so the pauses below are at most a part of them.
+_POLL_SECONDS = 5.0  # time between calls of `periodic_check`
+# Tests set HEARTBEAT_SECONDS and EXPIRY_SECONDS to short times, so both also limit the pauses below.
 
 
 class State(TypedDict):
-    """Content of a lease."""
+    """Content of a lease file."""
 
     holder: str
     attempt: int
     beat: int
     by: NotRequired[str]
-    """Id of the object that wrote the file; missing in the files of older versions."""
+    """Id of the `Lease` object that wrote the file; missing in files from older versions."""
 
 
 def read(url: str) -> tuple[dict[str, Any], str | None]:
-    """Return the state of a lease and its version. A missing lease is free and has no version.
+    """Return the state of a lease and the version of its file. A missing file means a free lease without a version.
 
     Raises:
         DataCorrupt: the file is malformed.
@@ -53,23 +53,22 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
     if file is None:
         return {"holder": "", "attempt": 0, "beat": 0}, None
     content, version = file
-    state = user_files.parse_json(
-        content, State, url, "the file is not a lease: delete it, then run again", DataCorrupt
-    )
+    remedy = "the file is not a lease: delete it, then run again"
+    state = user_files.parse_json(content, State, url, remedy, DataCorrupt)
     return {name: state[name] for name in ("holder", "attempt", "beat")}, version
 
 
 class Lease:
-    """Hold the lease at `url` inside a `with` block, while a thread writes heartbeats.
+    """Hold a lease inside a `with` block, while a thread writes heartbeats.
 
     Args:
-        url: URL of the lease.
-        holder: name of this process. A restarted process with the same name takes its lease over at once.
+        url: URL of the lease file.
+        holder: name of this process; default: a random name. A restarted process with the same name takes over at once.
         wait: seconds to wait for a live holder before raising LeaseHeld.
-        periodic_check: called every few seconds while the lease is held.
+        periodic_check: function to call every few seconds while the lease is held.
 
     Raises:
-        LeaseHeld: another process holds the lease, and is alive.
+        LeaseHeld: another live process holds the lease.
         StorageUnavailable: the storage does not answer.
     """
 
@@ -83,7 +82,7 @@ class Lease:
         self.attempt = 0
         self.heartbeat_count = 0
         self.lost = False
-        self._writer = uuid.uuid4().hex  # distinguishes two processes with the same holder name
+        self._writer = uuid.uuid4().hex  # distinguishes processes with the same holder name
         self._file = storage.open(url)
         self._version: str | None = None
         self._lock = threading.Lock()
@@ -91,7 +90,7 @@ class Lease:
         self._thread = threading.Thread(target=self._write_heartbeats, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
-        """Wait until the lease is free or its holder counts as dead, take it, and start the thread."""
+        """Wait until the lease is free or its holder counts as dead. Take the lease, and start the heartbeats."""
         start_time = time.monotonic()
         last_state: dict[str, Any] | None = None
         last_change_time = start_time
@@ -99,15 +98,14 @@ class Lease:
             state, _ = read(self.url)
             current_time = time.monotonic()
             if state != last_state:
-                is_alive = last_state is not None  # the holder has written a heartbeat while this process waited
+                is_alive = last_state is not None  # the state changed while this process waited
                 if is_alive and current_time - start_time > self.wait:
                     raise LeaseHeld(f"{self.url}: {state['holder']} holds the lease: wait for it or stop it")
                 last_state = state
                 last_change_time = current_time
             elif current_time - last_change_time >= EXPIRY_SECONDS and self._take(dead_state=state):
-                logger.warning(
-                    "took the lease %s from %s: no heartbeat for %.0f s", self.url, state["holder"], EXPIRY_SECONDS
-                )
+                message = "took the lease %s from %s: no heartbeat for %.0f s"
+                logger.warning(message, self.url, state["holder"], EXPIRY_SECONDS)
                 break
             time.sleep(min(1.0, EXPIRY_SECONDS / 10))
         self._thread.start()
@@ -118,12 +116,12 @@ class Lease:
         self._released.set()
         self._thread.join()
         if not self.lost:
-            # If this fails, the next process must wait until this holder counts as dead.
+            # If the release fails, the next process must wait until this holder counts as dead.
             with contextlib.suppress(InfoXLMError):
                 self._write(holder="")
 
     def renew(self) -> None:
-        """Renew the lease before a final write, to be sure that this process still holds it.
+        """Renew the lease before a final write, to ensure that this process still holds the lease.
 
         Raises:
             Fenced: another process has taken the lease.
@@ -143,10 +141,10 @@ class Lease:
             raise Fenced(f"{self.url}: another process has taken the lease, so this process must stop")
 
     def _take(self, dead_state: dict[str, Any] | None = None) -> bool:
-        """Take the lease if it is free, has the holder of this process, or is still in the state of a dead holder.
+        """Take the lease if it is free, has this process's holder name, or is still in the state of a dead holder.
 
         Returns:
-            whether this process has the lease now.
+            whether this process now holds the lease.
         """
         state, version = read(self.url)
         is_available = state["holder"] in ("", self.holder) or state == dead_state
@@ -157,11 +155,11 @@ class Lease:
         return self._write(quick=False)
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
-        """Write the next heartbeat, unless another process has changed the file. Return whether it was written.
+        """Write the next heartbeat unless another process has changed the file. Return whether the write succeeded.
 
         Args:
-            holder: name of the holder; "" releases the lease; default: this process.
-            quick: whether the request fails soon if the storage does not answer.
+            holder: holder name to write; default: this process's name; "" releases the lease.
+            quick: whether to fail soon if the storage does not answer.
         """
         with self._lock:
             self.heartbeat_count += 1
@@ -181,7 +179,7 @@ class Lease:
             return version is not None
 
     def _find_unconfirmed_version(self) -> str | None:
-        """Return the version of the file if this object wrote it, but the storage's answer was lost."""
+        """Return the file's version if this object wrote the file but the storage's answer was lost."""
         file = self._file.get(quick=True)
         if not file:
             return None
@@ -201,15 +199,15 @@ class Lease:
                     if not self.lost and not self._write():
                         self.lost = True
                     last_heartbeat = time.monotonic()
-            except Exception as error:  # the next heartbeat may succeed; if none does, `renew` raises
+            except Exception as error:  # the next heartbeat may succeed; otherwise, `renew` raises an error
                 self._warn("the lease could not be renewed", error)
             if self.lost:
                 return
             try:
                 self.periodic_check()
-            except Exception as error:  # an error here must not lose the lease
-                self._warn("requests could not be read", error)
+            except Exception as error:  # a failed check must not end the heartbeats
+                self._warn("the periodic check failed", error)
 
     def _warn(self, failure: str, error: Exception) -> None:
-        """Log an InfoXLMError, such as an unavailable storage, in one line, and any other error with its traceback."""
+        """Log an InfoXLMError in one line, and any other error with its traceback."""
         logger.warning("%s: %s (%s)", self.url, failure, error, exc_info=not isinstance(error, InfoXLMError))

@@ -1,9 +1,9 @@
-"""Upload, download, delete and verify the files of an artifact, so that no reader ever sees a part of it.
+"""Upload, download, delete and verify an artifact's files. Readers never see a partial artifact.
 
 upload    uploads every file with its SHA-256, and the manifest last
 download  downloads into a temporary folder, and renames the folder when every file matches the manifest
-delete    deletes the manifest first, and then the files
-verify    hashes the files if any of them was touched since the last verification
+delete    deletes the manifest first, and then the other files
+verify    hashes the files if a file was touched since the last verification
 """
 
 import contextlib
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_manifest(uri: str) -> dict[str, Any] | None:
-    """Return the manifest of a stored artifact, or None if the artifact does not exist.
+    """Return a stored artifact's manifest, or None if the artifact does not exist.
 
     Raises:
         DataCorrupt: the manifest is malformed.
@@ -46,21 +46,21 @@ def manifest_exists(uri: str) -> bool:
 def upload(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: None, replace: bool = False) -> None:
     """Upload an artifact. After an interruption, a repeated call uploads only the missing files.
 
-    The caller must hold a lease on the URI, because unfinished uploads below it are removed.
+    The caller must hold a lease on the URI, because this function removes unfinished uploads below the URI.
 
     Args:
-        directory: the artifact, with its manifest.
-        uri: URI of the uploaded artifact.
-        before_commit: called after the upload of all files except the manifest, which makes the artifact visible.
+        directory: local directory with the artifact and its manifest.
+        uri: URI at which to store the artifact.
+        before_commit: function to call just before the upload of the manifest, which makes the artifact visible.
         replace: whether to delete an existing artifact at this URI first.
 
     Raises:
         DataCorrupt: a file differs from the manifest.
-        InputError: the storage refuses, or the URI holds an artifact with other content.
-        StorageUnavailable: the storage does not answer, or a stored file differs from what was sent. Readers ignore the
-            uploaded files, because there is no manifest.
+        InputError: the storage refuses, or the URI holds an artifact with different content.
+        StorageUnavailable: the storage does not answer, or a stored file differs from its local original. Readers
+            ignore the files uploaded so far, because their manifest is missing.
     """
-    # Read the manifest first, because it must describe the files that are uploaded, even if it changes meanwhile.
+    # The manifest may change during the upload, but must describe the uploaded files. Therefore, read it first.
     manifest_content = (directory / manifests.NAME).read_bytes()
     digests = _list_digests(directory)
     store = storage.open(uri)
@@ -69,39 +69,38 @@ def upload(directory: Path, uri: str, before_commit: Callable[[], None] = lambda
         delete(uri)
     for name, digest in sorted(digests.items()):
         path = manifests.join_inside(directory, name)
-        if _is_stored(store, name, path, digest):  # an interrupted call has uploaded this file
+        if _is_stored(store, name, path, digest):  # by an interrupted call
             continue
         if manifests.file_sha256(path) != digest:
-            raise DataCorrupt(f"{path} changed after it was built: remove {directory} and run again")
+            raise DataCorrupt(f"{path} changed after it was built: remove {directory}, then run again")
         store.upload(path, name, digest)
         if not _is_stored(store, name, path, digest):
             raise StorageUnavailable(f"{uri}/{name} differs from what was sent: run again")
     before_commit()
     if store.put_if(manifests.NAME, manifest_content, version=None) is None:
-        raise InputError(f"{uri} already exists with other content: remove it, or use that artifact")
+        raise InputError(f"{uri} already exists with different content: remove it, or use that artifact")
 
 
 def _is_stored(store: Store, name: str, path: Path, digest: str) -> bool:
-    """Return whether the storage has a file with the size of a local file and this SHA-256."""
+    """Return whether the storage has a file with this name and SHA-256, and with the size of the local file."""
     stored_file = store.head(name)
     return stored_file is not None and (stored_file.size, stored_file.sha256) == (path.stat().st_size, digest)
 
 
 def _list_digests(directory: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of an artifact by name, except that of its manifest, which is uploaded last."""
+    """Return the SHA-256 of each artifact file by name, without the artifact's own manifest."""
     digests = {name: entry["sha256"] for name, entry in manifests.load(directory)["files"].items()}
     for path in directory.rglob(manifests.NAME):
-        is_nested = path.parent != directory
-        if is_nested:  # no manifest lists the manifests of nested artifacts
+        if path.parent != directory:  # nested artifacts: the outer manifest does not list their manifests
             digests[str(path.relative_to(directory))] = manifests.file_sha256(path)
     return digests
 
 
 def download(uri: str, directory: Path) -> None:
-    """Download the files that the manifest of an artifact lists, and the manifests of nested artifacts.
+    """Download the files that an artifact's manifest lists, and the manifests of nested artifacts.
 
     Raises:
-        InputError: there is no artifact, or its manifest lists a path outside of the artifact.
+        InputError: the artifact does not exist, or its manifest lists a path outside the artifact.
         DataCorrupt: a file is missing or differs from its manifest.
         StorageUnavailable: the storage does not answer.
     """
@@ -125,12 +124,12 @@ def download(uri: str, directory: Path) -> None:
 
 
 def _choose_local_paths(remote_manifest: dict[str, Any], directory: Path, uri: str) -> dict[str, Path]:
-    """Return the local path for each file of an artifact, by its name in the storage.
+    """Return the local path of each artifact file by its name in the storage.
 
     The result includes a manifest for each folder, because any folder may be a nested artifact.
 
     Raises:
-        InputError: the manifest lists a path outside of the artifact.
+        InputError: the manifest lists a path outside the artifact.
     """
     paths = {directory / manifests.NAME}
     for name in remote_manifest["files"]:
@@ -143,7 +142,7 @@ def _choose_local_paths(remote_manifest: dict[str, Any], directory: Path, uri: s
 
 
 def delete(uri: str) -> None:
-    """Delete an artifact, beginning with the manifest, so that no reader sees a partial artifact."""
+    """Delete an artifact. The manifest is deleted first, so that no reader sees a partial artifact."""
     store = storage.open(uri)
     store.delete(manifests.NAME)
     names = [stored_file.name for stored_file in store.entries()]
@@ -157,25 +156,20 @@ def delete(uri: str) -> None:
 def verify(directory: Path, kind: str) -> dict[str, Any]:
     """Verify an artifact against its manifest, and return the manifest.
 
-    The files are hashed only if any of them was touched since the last `record_verified`.
+    The files are hashed only if a file was touched since the last `record_verified`.
     """
     producer = f"the stage that builds {kind}"
-    # Computed before the files are read, so that a change during the verification leads to another one.
+    # Compute the state before reading the files. If a file changes meanwhile, the next call hashes the files again.
     state = compute_state(directory)
     if is_verified(directory, state):
-        return manifests.load_verified(directory, kind, producer, should_hash=_should_hash_nothing)
+        return manifests.load_verified(directory, kind, producer, should_hash=lambda _: False)  # checks only sizes
     manifest = manifests.load_verified(directory, kind, producer)
     record_verified(directory, state)
     return manifest
 
 
-def _should_hash_nothing(_: Path) -> bool:
-    """Return False for every file, so that only its size is verified."""
-    return False
-
-
 def compute_state(directory: Path) -> str:
-    """Return a digest of the sizes, times and inodes of all files of a directory, which changes with any write."""
+    """Return a digest of all file sizes, times and inodes in a directory. Any write changes the digest."""
     states = []
     for path in sorted(directory.rglob("*")):
         if path.is_file():
@@ -186,20 +180,20 @@ def compute_state(directory: Path) -> str:
 
 
 def find_marker(directory: Path) -> Path:
-    """Return the path of the file that records in which state a directory was last verified (`compute_state`)."""
+    """Return the path of the marker, a file with the `compute_state` digest of a directory's last verified state."""
     kind_folder = directory.parent
     return kind_folder.parent / "verified" / f"{kind_folder.name}-{directory.name}"
 
 
 def is_verified(directory: Path, state: str) -> bool:
-    """Return whether a directory was verified in a state, which `compute_state` returns."""
-    with contextlib.suppress(OSError):  # without a readable marker, the directory counts as not verified
+    """Return whether a directory was verified in this state, a digest from `compute_state`."""
+    with contextlib.suppress(OSError):  # a directory without a readable marker counts as not verified
         return find_marker(directory).read_bytes() == state.encode()
     return False
 
 
 def record_verified(directory: Path, state: str) -> None:
-    """Record that a directory was verified in a state of `compute_state`. Do nothing in a read-only store."""
+    """Record that a directory was verified in this state. Do nothing if the store is read-only."""
     with contextlib.suppress(OSError):
         marker = find_marker(directory)
         marker.parent.mkdir(exist_ok=True)
@@ -207,7 +201,7 @@ def record_verified(directory: Path, state: str) -> None:
 
 
 def verify_files(directory: Path) -> None:
-    """Hash and verify the files of an artifact, except token shards and training text, which their readers verify."""
+    """Hash and verify an artifact's files, except token shards and training text. The readers of those verify them."""
     kind = manifests.load(directory)["kind"]
 
     def should_hash(path: Path) -> bool:

@@ -1,22 +1,22 @@
 """The store: content-addressed artifacts, and checkpoints, in a directory or on S3.
 
 Our KFP artifacts are small JSON files that point into the store: `{"location", "digest"}`. The store holds each
-artifact once, under a digest of everything that decides its content (`compute_key`):
+artifact once, under a digest of everything that determines its content (`compute_key`):
 
     STORE/corpus/3f2a…/manifest.json     a finished artifact, reused by every later run with the same inputs
     STORE/runs/pretrained-77b0…/         checkpoints of a training run (`training_runs`)
-    STORE/begun/PIPELINE.json            the training that a pipeline started last
-    STORE/preparing/3f2a…/               intermediate files of a preparation; its end removes them
-    STORE/cost/demo-2026…/pretrained/…   hours that each attempt of a pipeline run took (`costs`)
-    STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed; KFP keeps no exit codes
-    STORE/verified/                      the state in which each artifact was last verified, since hashing takes long
+    STORE/begun/PIPELINE.json            the training run that a pipeline started last
+    STORE/preparing/3f2a…/               intermediate files of a corpus preparation, deleted when it succeeds
+    STORE/cost/demo-2026…/pretrained/…   duration of each attempt in a pipeline run (`costs`)
+    STORE/outcome/demo-2026…/…json       failures of a pipeline run's stages, because KFP keeps no exit codes
+    STORE/verified/                      last verified state of each artifact, because hashing is slow
     STORE/parameters/                    settings that are passed by reference (`parameters`)
-    STORE/work/j-pretrain-….json         the artifact that a RayJob builds (`builds.BuildSpec`)
+    STORE/work/j-pretrain-….json         build spec of a RayJob (`builds.BuildSpec`)
     STORE/leases/                        locks of uploads
 
 STORE is a directory, or `s3://bucket/prefix` (see `adapters/storage.py`). Each machine has a local copy of a remote
-store in its cache with the same layout, where artifacts are built before their upload, and downloaded when needed.
-INFOXLM_CACHE names the cache; the default is ~/.cache/infoxlm.
+store in its cache, with the same layout. Artifacts are built in the local copy before their upload, and downloaded to
+the local copy when needed. INFOXLM_CACHE names the cache; the default is ~/.cache/infoxlm.
 """
 
 import contextlib
@@ -42,20 +42,20 @@ from infoxlm_core.errors import DataCorrupt, InputError
 logger = logging.getLogger(__name__)
 
 KINDS = (*manifests.VERSIONS, "promotion")
-"""Kinds of artifacts: the folders of a store. A promotion has no version, because an MLflow run gives it its name."""
+"""Artifact kinds, which name the store's folders. Promotions have no version, because MLflow run ids name them."""
 MAX_UPLOAD_SECONDS = 6 * 3600.0
-"""Longest time to wait for another machine that uploads the same artifact."""
+"""Longest time to wait while another machine uploads the same artifact."""
 MAX_BUILD_SECONDS = 14 * 86_400.0
-"""Longest time to wait for another machine that builds the same artifact; a training run may take weeks."""
+"""Longest time to wait while another machine builds the same artifact. A training run may take weeks."""
 _NOT_IN_STORE = "is no longer in the store: run again without Kubeflow's cache (--no-cache)"
-_URI_FILE = "COPY_OF"  # file in the local copy of a remote store that contains the URI of the store
+_URI_FILE = "COPY_OF"  # file with the remote store's URI, in the local copy
 
 
 # ---------------------------------------------------------------- the store
 
 
 def local_directory(store: str) -> Path:
-    """Return the directory of a store on this machine: the store itself, or the local copy of a remote store."""
+    """Return a store's directory on this machine: the store itself, or the local copy of a remote store."""
     directory = storage.open(store).directory
     if directory:
         return directory
@@ -71,7 +71,7 @@ def local_directory(store: str) -> Path:
 
 
 def find_uri(location: Path) -> str:
-    """Return the URI of a path in the local copy of a remote store. Return any other path unchanged."""
+    """Return the remote URI for a path in the local copy of a remote store. Return any other path unchanged."""
     for root in location.parents:
         uri_file = root / _URI_FILE
         if uri_file.is_file():
@@ -80,7 +80,7 @@ def find_uri(location: Path) -> str:
 
 
 def compute_key(kind: str, config: StageConfig, *inputs: str) -> str:
-    """Return the key of an artifact: a digest of its kind, the kind's version, the config and the inputs."""
+    """Return an artifact's key: a digest of its kind, the kind's version, the config and the input digests."""
     content = [kind, manifests.VERSIONS[kind], config.result_fields(), inputs]
     return manifests.digest(content).removeprefix("sha256:")[:16]
 
@@ -91,7 +91,7 @@ def write(store: str, name: str, content: str) -> None:
 
 
 def read(store: str, name: str) -> bytes | None:
-    """Return the content of a small file of the store, or None if there is no such file."""
+    """Return the content of a small file in the store, or None if the file does not exist."""
     stored = storage.open(store).get(name)
     if stored is None:
         return None
@@ -103,10 +103,10 @@ def read(store: str, name: str) -> bytes | None:
 
 
 def lookup(store: str, kind: str, name: str) -> Path | None:
-    """Return the local directory of the artifact `kind/name`, or None if it does not exist yet.
+    """Return the local directory of the artifact `kind/name`, or None if the artifact does not exist yet.
 
-    The artifact is verified if it was touched since its last verification; `locate` verifies it every time. A damaged
-    local copy of a remote artifact is downloaded again.
+    The artifact is verified if it was touched since its last verification, whereas `locate` always verifies it. A
+    damaged local copy of a remote artifact is downloaded again.
 
     Raises:
         DataCorrupt: a file differs from the manifest.
@@ -129,7 +129,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
 
 
 def _is_intact(directory: Path, kind: str, expected_digest: str) -> bool:
-    """Return whether this machine has an undamaged copy of the artifact whose manifest has the expected digest."""
+    """Return whether a directory holds an undamaged artifact with the expected digest."""
     if not (directory / manifests.NAME).is_file():
         return False
     try:
@@ -140,34 +140,30 @@ def _is_intact(directory: Path, kind: str, expected_digest: str) -> bool:
 
 
 def exists(store: str, kind: str, name: str) -> bool:
-    """Return whether an artifact exists, in the store or, before its upload, on this machine."""
+    """Return whether an artifact exists, either in the store or still only on this machine."""
     if (local_directory(store) / kind / name / manifests.NAME).is_file():
         return True
     return storage.is_remote(store) and artifact_files.manifest_exists(f"{store}/{kind}/{name}")
 
 
 def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
-    """Return the artifact `kind/name`, and build it first if it does not exist.
+    """Return the local directory of the artifact `kind/name`. Build the artifact first if it does not exist.
 
-    An interrupted build leaves no artifact. On a remote store, two machines may build the same artifact; the first
-    upload counts.
+    An interrupted build leaves no artifact. If two machines build the same artifact for a remote store, the first
+    upload wins.
 
     Args:
         store: directory, or s3://bucket/prefix.
-        kind: kind of the artifact.
-        name: name of the artifact, a digest of everything that decides its content.
-        build: writes the files into an empty directory and returns the facts for the manifest.
-
-    Returns:
-        the directory of the artifact on this machine.
+        kind: artifact kind.
+        name: artifact name, a digest of everything that determines the artifact's content.
+        build: function that writes the files into an empty directory and returns the facts for the manifest.
     """
     existing = lookup(store, kind, name)
     if existing:
         logger.info("reusing %s/%s/%s, which was built from the same inputs", store, kind, name)
         return existing
     path = local_directory(store) / kind / name
-    is_built = (path / manifests.NAME).is_file()  # an earlier attempt may have built it without uploading it
-    if not is_built:
+    if not (path / manifests.NAME).is_file():  # an earlier attempt may have built the artifact without uploading it
         _build_locally(path, kind, build)
     if not storage.is_remote(store):
         return path
@@ -177,7 +173,7 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
             artifact_files.upload(path, uri)
             logger.info("uploaded %s", uri)
             return path
-    # Another machine uploaded the artifact first. All machines must use the same files.
+    # Another machine uploaded the artifact first. Use its files, because all machines must use the same ones.
     return lookup(store, kind, name) or path
 
 
@@ -190,7 +186,7 @@ def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any]
     scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
     lock_path = Path(f"{scratch}.lock")
     try:
-        with locks.acquire(lock_path):  # while it is held, `_remove_abandoned_builds` skips this folder
+        with locks.acquire(lock_path):  # `_remove_abandoned_builds` skips a locked folder
             output = scratch / "artifact"
             output.mkdir()
             facts = build(output)
@@ -205,7 +201,7 @@ def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any]
 
 @contextlib.contextmanager
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
-    """Let only one process at a time build a costly artifact, so that the others wait for it and reuse it."""
+    """Let one process at a time run the block, so that processes do not build the same costly artifact twice."""
     with _hold_lock(local_directory(store) / kind / f".{name}.lock"):
         if not storage.is_remote(store):
             yield
@@ -216,7 +212,7 @@ def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file inside the block. Log a line if another process of this machine holds it, and wait."""
+    """Hold a lock file inside the block. If another process on this machine holds the lock, log a line and wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = locks.acquire(path, timeout=0)
@@ -230,7 +226,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
 def _remove_abandoned_builds(directory: Path) -> None:
     """Remove the temporary folders of processes that died during a build."""
     for lock_path in directory.glob(".making-*.lock"):
-        # A timeout means that the build is still running, an OSError that the folder belongs to another user.
+        # Timeout: the build is still running. OSError: the folder belongs to another user.
         with contextlib.suppress(locks.Timeout, OSError), locks.acquire(lock_path, timeout=0):
             shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
             lock_path.unlink(missing_ok=True)
@@ -240,19 +236,19 @@ def _remove_abandoned_builds(directory: Path) -> None:
 
 
 class Pointer(TypedDict):
-    """Content of our KFP artifacts."""
+    """Content of a KFP artifact file."""
 
     location: str
     digest: str
 
 
 def publish(artifact: Any, location: Path) -> None:
-    """Make a KFP output artifact point to a directory of the store."""
+    """Make a KFP output artifact point to an artifact's local directory."""
     publish_pointer(artifact, find_uri(location), manifests.load(location)["digest"])
 
 
 def publish_pointer(artifact: Any, location: str, digest: str) -> None:
-    """Make a KFP output artifact point to a location in the store whose digest is known."""
+    """Make a KFP output artifact point to a store location with a known digest."""
     pointer = Pointer(location=location, digest=digest)
     Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(artifact.path), json.dumps(pointer))
@@ -260,37 +256,37 @@ def publish_pointer(artifact: Any, location: str, digest: str) -> None:
 
 
 def read_pointer(artifact: Any) -> tuple[str, str]:
-    """Return the location and the digest that a KFP input artifact points to."""
+    """Return the store location and the digest that a KFP input artifact contains."""
     pointer = user_files.read_json(Path(artifact.path), Pointer, "repeat the step that builds it", DataCorrupt)
     return pointer["location"], pointer["digest"]
 
 
 def resolve(artifact: Any) -> tuple[Path, str]:
-    """Download the artifact that a KFP input points to, if needed. Return its local directory and its digest."""
+    """Return the local directory and the digest of a KFP input artifact. Download the artifact if needed."""
     location, digest = read_pointer(artifact)
     return locate(location), digest
 
 
 class _ArtifactLocation(NamedTuple):
-    """The parts of a location in a remote store."""
+    """Parts of an artifact's location in a remote store."""
 
     store: str
     kind: str
     name: str
     inner_path: str
-    """Path of a folder in the artifact; empty for the artifact itself."""
+    """Path of a folder inside the artifact; empty for the artifact itself."""
 
 
 def locate(location: str) -> Path:
-    """Return the local path of an artifact, or of a folder in it. Download it if needed, and verify every file.
+    """Return the local path for the location of an artifact or a folder inside an artifact.
 
-    A damaged local copy is downloaded again.
+    The artifact is downloaded if needed, and every file is verified. A damaged local copy is downloaded again.
 
     Args:
-        location: location as `publish` writes it, such as `s3://bucket/prefix/pretrained/7b…/encoder`.
+        location: location in the form that `publish` writes, such as `s3://bucket/prefix/pretrained/7b…/encoder`.
 
     Raises:
-        InputError: there is no such artifact, or the location is malformed or leads out of the store.
+        InputError: the artifact does not exist, or the location is malformed or leads out of the store.
         DataCorrupt: a file differs from the manifest.
     """
     path = locate_unverified(location)
@@ -303,16 +299,16 @@ def locate(location: str) -> Path:
             raise
         store, kind, name, _ = _split_location(location)
         artifact = local_directory(store) / kind / name
-        artifact_files.find_marker(artifact).unlink(missing_ok=True)  # so that `lookup` hashes the files
+        artifact_files.find_marker(artifact).unlink(missing_ok=True)  # makes `lookup` hash the files
         return locate_unverified(location)
     return path
 
 
 def locate_unverified(location: str) -> Path:
-    """Return the same path as `locate`, but do not hash the files again, for a caller that reads only the manifest.
+    """Return the same path as `locate`, but do not hash the files again. Use this to read only the manifest.
 
     Raises:
-        InputError: there is no such artifact, or the location is malformed or leads out of the store.
+        InputError: the artifact does not exist, or the location is malformed or leads out of the store.
         DataCorrupt: a file differs from the manifest.
     """
     directory = storage.open(location).directory
@@ -326,27 +322,28 @@ def locate_unverified(location: str) -> Path:
 
 
 def _split_location(location: str) -> _ArtifactLocation:
-    """Split a location in a remote store. Raise InputError if it is malformed."""
-    # The first group is greedy, because a folder above the store may be named like a kind.
+    """Split a location in a remote store into its parts. Raise InputError if the location is malformed."""
+    # The first group is greedy, because a folder above the store may have the name of an artifact kind.
     match = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
     if not match:
-        raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): repeat the step that builds it")
+        raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): repeat the step that builds the artifact")
     return _ArtifactLocation(*match.groups(default=""))
 
 
 class ShardsLocation(NamedTuple):
-    """Where a training run reads token shards."""
+    """Local and remote location of token shards for a training run."""
 
     directory: Path
-    """Local folder with the manifest and the tokenizer, and with all or some of the tokens."""
+    """Local folder with the manifest, the tokenizer, and all or some of the tokens."""
     source: storage.Store | None
-    """Storage from which the missing tokens are streamed; None if the folder has all tokens."""
+    """Storage to stream missing tokens from; None if the folder has all tokens."""
 
 
 def open_shards(location: str) -> ShardsLocation:
-    """Return where a training run reads token shards, which it streams if this machine has no complete copy.
+    """Locate token shards for a training run.
 
-    For streaming, the manifest and the tokenizer are downloaded.
+    If this machine has no complete copy, only the manifest and the tokenizer are downloaded, and the training run
+    streams the tokens.
 
     Raises:
         InputError: the shards do not exist.
@@ -365,7 +362,7 @@ def open_shards(location: str) -> ShardsLocation:
     source = storage.open(location)
     token_folders = manifest["facts"]["tables"]
     small_files = [name for name in manifest["files"] if name.rpartition("/")[0] not in token_folders]
-    for name in (*small_files, manifests.NAME):  # the manifest is written last, as in every artifact
+    for name in (*small_files, manifests.NAME):  # as in every artifact, write the manifest last
         path = manifests.join_inside(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         manifests.write_atomically(path, source.read(name))
@@ -373,12 +370,12 @@ def open_shards(location: str) -> ShardsLocation:
 
 
 def streaming_directory(artifact: Path) -> Path:
-    """Return the folder beside the local copy of token shards that receives tokens streamed during a training run."""
+    """Return the folder for streamed tokens, which lies beside the local copy of the token shards."""
     return artifact.with_name(f".{artifact.name}.streaming")
 
 
 def log_facts(location: Path, metrics: Any) -> dict[str, float]:
-    """Log the numeric facts in an artifact's manifest as KFP metrics, and return them."""
+    """Log the numeric facts of an artifact's manifest as KFP metrics, and return these facts."""
     facts = manifests.load(location)["facts"]
     numeric_facts = {name: value for name, value in facts.items() if isinstance(value, int | float)}
     log_metrics(numeric_facts, metrics)
@@ -386,6 +383,6 @@ def log_facts(location: Path, metrics: Any) -> dict[str, float]:
 
 
 def log_metrics(values: Mapping[str, float], metrics: Any) -> None:
-    """Log values to the KFP output `metrics`, whose metric names may contain no slash."""
+    """Log values to the KFP output `metrics`."""
     for name, value in values.items():
-        metrics.log_metric(name.replace("/", "_"), value)
+        metrics.log_metric(name.replace("/", "_"), value)  # KFP allows no slash in a metric name

@@ -1,6 +1,6 @@
-"""The builds of stages: the description of an artifact to build, and the functions that build it in each process.
+"""Build specs describe artifacts to build. The functions of this module build an artifact in each process of a stage.
 
-A launcher may send the description to other pods as JSON (`launchers`). The result goes to the store.
+A launcher may send a build spec to other pods as JSON (`launchers`). The finished artifact goes to the store.
 """
 
 import functools
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """Description of an artifact to build. All values can be written as JSON, because a RayJob reads it from a file."""
+    """Description of an artifact to build. A RayJob reads it from a JSON file, so all values must be valid JSON."""
 
     stage: str
     """prepare_corpus, tokenize_corpus, pretrain, finetune or translate."""
     store: str
     kind: str
     name: str
-    """The artifact to build is `kind/name` of the store."""
+    """Name of the artifact `kind/name` in the store."""
     config: dict[str, Any]
     num_workers: int
     artifacts: dict[str, str]
-    """Locations of the input artifacts by argument name of the core's stage: corpus, shards_path, encoder."""
+    """Locations of the input artifacts by the core's argument name: corpus, shards_path or encoder."""
     run: str = ""
-    """Folder of STORE/runs for the checkpoints of a training run; empty for other stages."""
+    """Checkpoint folder in STORE/runs; empty for stages that do not train."""
     sources: dict[str, str] | None = None
-    """Sources of models outside of the store by the same argument names; see `sources`."""
+    """Sources of models outside the store by the core's argument name; see the module `sources`."""
     tracker_run: str = ""
-    """Id of the tracker's run that receives the curves during the training; empty: the curves are not sent."""
+    """Id of the tracker's run that receives the curves during the training; empty: do not send curves."""
     pipeline_run: str = ""
     """Id of the pipeline run, for the processes of a RayJob."""
     min_workers: int = 0
-    """Smallest number of workers with which a training run continues after the loss of nodes; 0: it waits for all."""
+    """Smallest number of workers for continuing a training run after nodes are lost; 0: wait for all workers."""
     job: str = ""
     """Name of the RayJob, if there is one."""
 
@@ -53,20 +53,20 @@ def delete_checkpoints(spec: BuildSpec) -> None:
 
 
 def delete_intermediate_files(spec: BuildSpec) -> None:
-    """Delete the files that the tasks of a finished preparation wrote for each other."""
+    """Delete the files that the tasks of a finished preparation exchanged."""
     folder = _intermediate_folder(spec)
-    # First, because a record of a finished task without the files of the task would make the next preparation fail.
+    # Delete the records of finished tasks first: a record without its task's files would break the next preparation.
     _delete_folder(spec.store, f"{folder}/done")
     _delete_folder(spec.store, folder)
 
 
 def _intermediate_folder(spec: BuildSpec) -> str:
-    """Return the folder of the store that the tasks of a preparation share."""
+    """Return the store folder through which the tasks of a preparation exchange files."""
     return f"preparing/{spec.name}"
 
 
 def _delete_folder(store: str, folder: str) -> None:
-    """Delete a folder of a store and its copy on this machine."""
+    """Delete a folder in a store and the folder's local copy."""
     shutil.rmtree(artifacts.local_directory(store) / folder, ignore_errors=True)
     if storage.is_remote(store):
         artifact_files.delete(f"{store}/{folder}")
@@ -76,20 +76,20 @@ def _delete_folder(store: str, folder: str) -> None:
 
 
 def train(spec: BuildSpec, run: Path) -> dict[str, Any]:
-    """Take part in a training run as one worker of a process group. Every worker calls this function.
+    """Run one worker of a training run. Every worker of the process group calls this function.
 
     Args:
         spec: the artifact to build.
-        run: local folder of the training run, with its checkpoints.
+        run: local folder for the checkpoints of the training run.
 
     Returns:
-        in the first worker, the facts of the artifact, which it builds; in other workers, figures that nobody uses.
+        the artifact's facts in the first worker, which builds the artifact; unused figures in other workers.
     """
     from infoxlm_core.training import distributed
 
     arguments = _make_training_arguments(spec, run)
-    # An earlier attempt may have built the artifact without uploading it. All workers need the same answer, because a
-    # worker that trains alone would wait for the others forever.
+    # An earlier attempt may have built the artifact without uploading it. All workers must agree on this, because a
+    # worker that trains alone would wait forever.
     is_built = distributed.from_first(artifacts.exists(spec.store, spec.kind, spec.name))
     if distributed.rank() == 0:
         return _build_trained_artifact(spec, arguments, is_built)
@@ -99,7 +99,7 @@ def train(spec: BuildSpec, run: Path) -> dict[str, Any]:
 
 
 def _build_trained_artifact(spec: BuildSpec, arguments: dict[str, Any], is_built: bool) -> dict[str, Any]:
-    """Train in the first worker and upload the artifact, or only upload it if it is built. Return its facts."""
+    """Train and upload the artifact in the first worker. If the artifact is built, only upload it. Return its facts."""
     from infoxlm_core.training import distributed
 
     def build(output: Path) -> dict[str, Any]:
@@ -109,14 +109,14 @@ def _build_trained_artifact(spec: BuildSpec, arguments: dict[str, Any], is_built
         artifact = artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
     else:
         device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
-        # The cost includes the upload, because the GPUs are occupied until its end.
+        # The cost includes the upload, because the GPUs stay occupied during the upload.
         with costs.record_duration(spec.store, spec.kind, spec.name, distributed.world_size(), device):
             artifact = artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
     return manifests.load(artifact)["facts"]
 
 
 def _make_training_arguments(spec: BuildSpec, run: Path) -> dict[str, Any]:
-    """Return the arguments of the core's training function, except `output`. Fetch the inputs to this machine."""
+    """Fetch the inputs, and return the arguments for the core's training function, except `output`."""
     from components.platform.training_runs import RemoteRun
 
     arguments = TRAINING_INPUTS[spec.stage](spec)
@@ -130,7 +130,7 @@ def _make_training_arguments(spec: BuildSpec, run: Path) -> dict[str, Any]:
 
 
 def _run_training_stage(stage: str, **arguments: Any) -> dict[str, Any]:
-    """Call the core's training function of a stage, and return the facts for the manifest of the artifact."""
+    """Call the core's training function for a stage, and return the facts for the artifact's manifest."""
     if stage == "pretrain":
         from infoxlm_core.stages import pretraining
 
@@ -145,7 +145,7 @@ def _run_training_stage(stage: str, **arguments: Any) -> dict[str, Any]:
 
 
 def _fetch_pretraining_inputs(spec: BuildSpec) -> dict[str, Any]:
-    """Return the config of a pre-training, and its token shards on this machine, as arguments of `pretrain`."""
+    """Fetch the inputs of a pre-training run, and return them as arguments for `pretrain`."""
     from components.platform import sources
     from infoxlm_core.config import PretrainingConfig
 
@@ -159,7 +159,7 @@ def _fetch_pretraining_inputs(spec: BuildSpec) -> dict[str, Any]:
 
 
 def _fetch_finetuning_inputs(spec: BuildSpec) -> dict[str, Any]:
-    """Return the config of a fine-tuning, its encoder and its corpus on this machine, as arguments of `finetune`."""
+    """Fetch the inputs of a fine-tuning run, and return them as arguments for `finetune`."""
     from components.platform import sources
     from infoxlm_core import tasks
 
@@ -172,7 +172,7 @@ def _fetch_finetuning_inputs(spec: BuildSpec) -> dict[str, Any]:
 
 
 def _fetch_translation_inputs(spec: BuildSpec) -> dict[str, Any]:
-    """Return the config of a translator and its input artifacts on this machine, as arguments of the core's `train`."""
+    """Fetch the inputs for training a translator, and return them as arguments for `translation.stage.train`."""
     from infoxlm_core.systems.translation.config import TranslationConfig
 
     config = TranslationConfig.parse(spec.config, "translation")
@@ -185,7 +185,7 @@ TRAINING_INPUTS = {
     "finetune": _fetch_finetuning_inputs,
     "translate": _fetch_translation_inputs,
 }
-"""By stage, the functions that fetch the inputs of a training run. All workers of these stages train together."""
+"""Functions that fetch the inputs of a training run, by stage. All workers of these stages train together."""
 
 
 # ---------------------------------------------------------------- text
@@ -198,14 +198,14 @@ def _prepare_corpus(spec: BuildSpec, parallel_map: "ParallelMap | None", output:
     from infoxlm_core.corpora.parallel import map_in_process
     from infoxlm_core.stages import preparation
 
-    # Absolute paths, because workers may run in another folder.
+    # Make paths absolute, because the working directories of the workers may differ.
     config = sources.make_paths_absolute(PreparationConfig.parse(spec.config, "preparation"))
     local_store = artifacts.local_directory(spec.store).absolute()
     fetch_corpora = functools.partial(sources.fetch_corpora, store=local_store)
     run_tasks = parallel_map or map_in_process
     folder = _intermediate_folder(spec)
     if os.environ.get("RAY_ADDRESS") and storage.is_remote(spec.store):
-        # The workers share no disk, so each fetches the corpora that it reads. Only this process reads the test sets.
+        # The workers share no disk, so each worker fetches the corpora it reads. Only this process reads the test sets.
         test_sets = fetch_corpora(config.model_copy(update={"corpora": ()})).evaluation_sets
         config_with_local_tests = config.model_copy(update={"evaluation_sets": test_sets})
         shared_files = storage.open(f"{spec.store}/{folder}")
@@ -232,4 +232,4 @@ def _tokenize_corpus(spec: BuildSpec, parallel_map: "ParallelMap | None", output
 
 
 TEXT_STAGES = {"prepare_corpus": _prepare_corpus, "tokenize_corpus": _tokenize_corpus}
-"""By stage, the functions that process text in one process, which may send chunks of the text to others."""
+"""Functions that process text, by stage. One process calls the function and may send chunks of text to workers."""

@@ -1,8 +1,8 @@
-"""Record the GPU hours and CPU hours of each attempt to build an artifact, and add them up for the metrics of a run.
+"""Record the GPU hours and CPU hours of each attempt to build an artifact, and sum them for a run's metrics.
 
     STORE/cost/RUN/pretrained/3f2a…/ID.json    {"seconds", "devices", "device"} of one attempt
 
-An attempt is recorded when it succeeds or fails, but not when it is killed. No artifact and no digest depends on these
+An attempt is recorded when it succeeds or fails, but not when it is killed. No artifact or digest depends on these
 records.
 """
 
@@ -37,13 +37,13 @@ class Attempt(TypedDict):
 
 @contextlib.contextmanager
 def record_duration(store: str, kind: str, name: str, device_count: int, device: str) -> Iterator[None]:
-    """Record how long the block takes to build the artifact `kind/name`.
+    """Record the duration of the block, which builds the artifact `kind/name`.
 
     Args:
         store: directory, or s3://bucket/prefix.
-        kind: kind of the artifact.
-        name: name of the artifact.
-        device_count: number of GPUs or processes that build it.
+        kind: artifact kind.
+        name: artifact name.
+        device_count: number of GPUs or processes that build the artifact.
         device: GPU or CPU.
     """
     start_time = time.monotonic()
@@ -57,7 +57,7 @@ def record_duration(store: str, kind: str, name: str, device_count: int, device:
 
 
 def record_process_duration(store: str, kind: str, name: str) -> contextlib.AbstractContextManager[None]:
-    """Record how long the block takes in this process, on one GPU if this machine has any, else on one CPU core."""
+    """Record the duration of the block in this process as hours of one GPU, or of one CPU core without GPUs."""
     from infoxlm_core.model import devices
 
     device = GPU if devices.count_gpus() else CPU
@@ -69,9 +69,9 @@ def read_hours(store: str, kind: str, name: str, step: str) -> dict[str, float]:
 
     Args:
         store: directory, or s3://bucket/prefix.
-        kind: kind of the artifact.
-        name: name of the artifact.
-        step: last part of the names of the metrics.
+        kind: artifact kind.
+        name: artifact name.
+        step: last part of the metric names, such as `pretrain`.
 
     Returns:
         metrics such as {"cost/gpu_hours/pretrain": 12.5}; empty if the run reused an existing artifact.
@@ -82,7 +82,7 @@ def read_hours(store: str, kind: str, name: str, step: str) -> dict[str, float]:
         content = artifacts.read(folder, file.name) or b""
         try:
             attempt = user_files.parse_json(content, Attempt, file.name, "delete it", DataCorrupt)
-        except DataCorrupt:  # a damaged record does not count
+        except DataCorrupt:  # ignore a damaged record
             continue
         hours = attempt["seconds"] * attempt["devices"] / 3600
         hours_by_metric[f"cost/{attempt['device']}_hours/{step}"] += hours
@@ -90,17 +90,17 @@ def read_hours(store: str, kind: str, name: str, step: str) -> dict[str, float]:
 
 
 def add_up(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the total hours of all steps in a run's metrics, such as {"cost/gpu_hours/all": 13.0}."""
+    """Sum the hours of all steps in a run's metrics. Return totals such as {"cost/gpu_hours/all": 13.0}."""
     total_hours: defaultdict[str, float] = defaultdict(float)
     for name, value in metrics.items():
         prefix, _, step = name.rpartition("/")
-        is_total = step == _ALL_STEPS  # an earlier attempt of the step may have logged it
+        is_total = step == _ALL_STEPS  # an earlier attempt may have logged a total
         if name.startswith("cost/") and not is_total:
             total_hours[f"{prefix}/{_ALL_STEPS}"] += value
     return dict(total_hours)
 
 
 def _attempts_folder(kind: str, name: str) -> str:
-    """Return the folder in the store for this pipeline run's attempts to build the artifact `kind/name`."""
+    """Return the store folder for this pipeline run's attempts to build the artifact `kind/name`."""
     run = re.sub(r"[^\w.-]+", "-", os.environ.get("RUN_ID") or "by-hand")
     return f"cost/{run}/{kind}/{name}"

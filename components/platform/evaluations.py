@@ -1,4 +1,4 @@
-"""Evaluate the models of a pipeline run, or the trials of a suite one after the other."""
+"""Evaluate the models of a pipeline run, or measure the trials of a suite."""
 
 import contextlib
 import logging
@@ -27,24 +27,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """Locations of an encoder and of the classifier that was fine-tuned from it."""
+    """Store locations of an encoder and its fine-tuned classifier."""
 
     name: str
     encoder_location: str
     classifier_location: str
     digests: tuple[str, str]
-    """Digests of the encoder and of the classifier."""
+    """Digests of the encoder and the classifier."""
 
 
 def read_model(name: str, encoder: Any, classifier: Any) -> EvaluatedModel:
-    """Return the model that two KFP inputs point to, under a name for the report."""
+    """Return the model with the encoder and the classifier of two KFP inputs. The report uses `name`."""
     encoder_location, encoder_digest = artifacts.read_pointer(encoder)
     classifier_location, classifier_digest = artifacts.read_pointer(classifier)
     return EvaluatedModel(name, encoder_location, classifier_location, (encoder_digest, classifier_digest))
 
 
 def read_start(encoder: Any, classifier: Any) -> EvaluatedModel:
-    """Return the model that the training started from. Its name says whether it is public or has random weights."""
+    """Return the model before its training, named after its origin: a public model or random weights."""
     location, _ = artifacts.read_pointer(encoder)
     inputs = manifests.load(artifacts.locate_unverified(location))["inputs"]
     name = evidence.PUBLIC_START if "model.start" in inputs else evidence.UNTRAINED
@@ -52,11 +52,11 @@ def read_start(encoder: Any, classifier: Any) -> EvaluatedModel:
 
 
 def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: Sequence[EvaluatedModel]) -> Path:
-    """Return the directory with the scores of models on the held-out text of a corpus. Evaluate the models if needed.
+    """Evaluate models on a corpus's held-out text, unless their scores exist. Return the directory with the scores.
 
     Args:
         step: the running component.
-        config: settings of the evaluation.
+        config: evaluation settings.
         corpus: KFP input with the corpus.
         models: the trained model, optionally followed by the model before its training.
     """
@@ -65,14 +65,14 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
     names = [model.name for model in models]
     digests = [digest for model in models for digest in model.digests]
     key = sources.compute_key_with_guard("scores", local_config, corpus_digest, *names, *digests)
-    # The report of an adaptation shows the hours of all steps before this one.
+    # The report on an adapted public model shows the cost of all earlier steps.
     is_adaptation = evidence.PUBLIC_START in names
     hours_before = costs.add_up(step.run.read_metrics()) if is_adaptation else {}
 
     def build(output: Path) -> dict[str, float]:
         from infoxlm_core.stages.evaluation import evaluate
 
-        # A trial of an ablation keeps the name of its variant and seed.
+        # In an ablation, the model keeps its name, which tells its variant and seed.
         encoders, classifiers = _locate_models(models, names_adapted_model=is_adaptation and not step.trial)
         corpus_path = artifacts.locate(corpus_location)
         with costs.record_process_duration(step.store, "scores", key):
@@ -84,11 +84,11 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
 def _locate_models(
     models: Sequence[EvaluatedModel], names_adapted_model: bool
 ) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Return the local directories of the encoders and of the trained classifiers, by the name of the model.
+    """Return the local directories of encoders and of trained classifiers, each by model name.
 
     Args:
         models: the trained model, optionally followed by the model before its training.
-        names_adapted_model: whether the trained model is named after the public model from which it was adapted.
+        names_adapted_model: whether to name the trained model after the public model it was adapted from.
     """
     from infoxlm_core.model.huggingface import origin
 
@@ -100,17 +100,16 @@ def _locate_models(
         name = origin.name_adapted(encoder) if names_adapted_model and model is trained_model else model.name
         encoders[name] = encoder
         classifier = artifacts.locate(model.classifier_location)
-        is_trained = manifests.load(classifier)["facts"]["steps"] > 0
-        if is_trained:  # without labelled text, `finetune` trains nothing
+        if manifests.load(classifier)["facts"]["steps"] > 0:  # without labelled text, `finetune` trains nothing
             classifiers[name] = classifier
     return encoders, classifiers
 
 
 class MeasuredTrial(NamedTuple):
-    """The scores of a finished trial."""
+    """Scores of a finished trial."""
 
     location: str
-    """Location in the store."""
+    """Location of the scores in the store."""
     digest: str
     metrics: dict[str, float]
 
@@ -119,9 +118,9 @@ def measure(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> M
     """Measure an encoder on a task, after fine-tuning it if the task requires training.
 
     Args:
-        planned_trial: a trial of `plan_suite` with the source of its model and its settings.
-        store: directory, or s3://bucket/prefix, with artifacts and checkpoints.
-        num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
+        planned_trial: a trial planned by `plan_suite`, with its model's source and its settings.
+        store: directory, or s3://bucket/prefix, for artifacts and checkpoints.
+        num_workers: number of Ray workers for fine-tuning, one per GPU; 0: fine-tune inside this process.
 
     Raises:
         SystemExit: the trial failed; the store has the error.
@@ -158,17 +157,18 @@ def measure(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> M
 def _fine_tune(
     step: StageRun, settings: Any, local_settings: Any, source: str, encoder: Path, num_workers: int
 ) -> Path:
-    """Fine-tune the encoder of a trial, and return the directory of the model.
+    """Fine-tune the encoder of a trial, and return the local directory of the fine-tuned model.
 
-    The key of the model depends only on inputs that decide its weights, so trials with other test sets reuse the model.
+    The model's key depends only on inputs that determine its weights. Trials that differ in their test sets therefore
+    share the model.
 
     Args:
-        step: the running step; its run in the tracker receives the curves.
-        settings: settings of the task.
-        local_settings: the same settings with local paths for all data.
-        source: source of the encoder.
+        step: the running step, whose tracker run receives the curves.
+        settings: task settings.
+        local_settings: task settings with local paths for all data.
+        source: source of the encoder, as `sources.fetch_model` accepts it.
         encoder: local directory of the encoder.
-        num_workers: Ray workers, one per GPU; 0 trains inside this process.
+        num_workers: number of Ray workers, one per GPU; 0: fine-tune inside this process.
     """
     task = task_of(local_settings)
     training_settings, data = task.select_training_inputs(local_settings)
@@ -190,18 +190,18 @@ def _fine_tune(
     )
     with artifacts.exclusive(step.store, "tuned", name):  # another trial may need the same model
         location = artifacts.find_uri(launchers.run(training))
-        model = artifacts.locate(location)  # verifies every file
+        model = artifacts.locate(location)  # verifies every file before the checkpoints are deleted
         builds.delete_checkpoints(training)
     step.run.log_curves(model / "metrics.jsonl")
     return model
 
 
 def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, MeasuredTrial]:
-    """Measure trials one after the other, and return the finished trials by name.
+    """Measure trials one after another, and return the results of finished trials by name.
 
-    Each of several trials runs in its own process, so that its memory and GPUs are released. If a trial fails, the
-    other trials still run, and then this process exits with the code of the last failure. After a signal to stop, the
-    running trial is stopped and no other trial starts.
+    If there are several trials, each trial runs in its own process, so that its memory and GPUs are released. After a
+    failed trial, the remaining trials still run. This process then exits with the code of the last failure. A signal to
+    stop ends the running trial, and no new trial starts.
     """
     if len(planned_trials) == 1:
         only_trial = planned_trials[0]
@@ -227,7 +227,7 @@ def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_wor
     if exit_codes:
         message = "%d of %d trials are finished, %d failed."
         logger.error(message, len(finished_trials), len(planned_trials), len(exit_codes))
-        sys.exit(exit_codes[-1])  # the store also has the error of the last failure
+        sys.exit(exit_codes[-1])  # the store also has the last failure's error
     return finished_trials
 
 
@@ -241,9 +241,9 @@ def _measure_in_child(
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
         future = executor.submit(_measure_for_parent, planned_trial, store, num_workers)
-        if stop_requested.is_set():  # the signal may have arrived before the child existed
+        if stop_requested.is_set():  # the signal may have arrived before the child process started
             _terminate_children()
-        with contextlib.suppress(BrokenProcessPool, KeyboardInterrupt):  # the child ended without reporting a failure
+        with contextlib.suppress(BrokenProcessPool, KeyboardInterrupt):  # the child died without reporting a failure
             return future.result()
     with runtime.report_failure(store, "measure", planned_trial["point"]):
         if stop_requested.is_set():
@@ -253,16 +253,16 @@ def _measure_in_child(
 
 
 def _measure_for_parent(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> MeasuredTrial:
-    """Measure a trial in a child process, and end this process if its parent was killed meanwhile."""
+    """Measure a trial in this child process. Then end the process if its parent was killed."""
     try:
         return measure(planned_trial, store, num_workers)
     finally:
         parent = multiprocessing.parent_process()
         if parent and not parent.is_alive():
-            os._exit(Preempted.exit_code)  # else it would keep its GPU and wait for work forever
+            os._exit(Preempted.exit_code)  # otherwise, this process would keep its GPU and wait for work forever
 
 
 def _terminate_children() -> None:
-    """Ask the child process, if there is one, to save and stop."""
+    """Ask the child process, if it is running, to save and stop."""
     for child in multiprocessing.active_children():
         child.terminate()

@@ -1,8 +1,8 @@
-"""Garbage collection: delete old items of a store that no needed item refers to.
+"""Garbage collection: delete old store items that no needed item refers to.
 
-Young items and the artifacts of registered versions are needed. Everything whose digest is in a manifest, a checkpoint
-or a note of a needed item is needed as well. For example, a training needs its shards and their corpus from its start
-to its last checkpoint. `parameters/` is never deleted, because a recurring run of Kubeflow may refer to its files.
+Young items and the artifacts of registered versions are needed. A needed item also needs every item whose digest is in
+its manifests, checkpoints or notes. For example, an unfinished training run needs its shards, and the shards need their
+corpus. `parameters/` is never deleted, because a recurring Kubeflow run may refer to its files.
 """
 
 import re
@@ -20,38 +20,38 @@ from infoxlm_core import manifests
 from infoxlm_core.training import checkpoints
 
 NOTES = ("work", "begun")
-"""Folders of small files that describe a training run or a job."""
+"""Store folders with notes: small files that describe a training run or a job."""
 FOLDERS = (*artifacts.KINDS, *NOTES, "runs", "outcome", "cost", "preparing")
-"""Folders of a store whose items may be deleted."""
+"""Store folders whose items may be deleted."""
 _FILES_WITH_DIGESTS = (manifests.NAME, checkpoints.META)
 _KEY = re.compile(r"(?<![0-9a-f])[0-9a-f]{16}(?![0-9a-f])")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_OWN_DIGEST = re.compile(rf'"digest": "({_DIGEST.pattern})"')  # of a manifest, in the manifest itself
+_OWN_DIGEST = re.compile(rf'"digest": "({_DIGEST.pattern})"')  # a manifest contains its own digest in this form
 
 
 @dataclass(frozen=True)
 class Item:
-    """An artifact, the checkpoints of a run, a note, or the cost records of an artifact."""
+    """A store item: an artifact, a run's checkpoints, a note, an outcome, or an artifact's cost records."""
 
     name: str
     """Path in the store, such as corpus/3f2a…"""
     files: tuple[str, ...]
-    """Paths of its files, the manifest first."""
+    """Paths of the item's files, the manifest first."""
     size: int
-    """Bytes."""
+    """Total size in bytes."""
     modified: datetime
-    """Time of its newest file."""
+    """Modification time of the newest file."""
     identifiers: frozenset[str]
-    """Digests and keys by which other items refer to it."""
+    """Digests and keys by which other items refer to this item."""
     references: frozenset[str]
-    """All digests and keys in its manifests, checkpoints and notes."""
+    """All digests and keys in this item's manifests, checkpoints and notes."""
 
 
 def list_items(store: str) -> list[Item]:
-    """Return all items of a store, sorted by name. Read the files in which they refer to other items."""
+    """Return all items of a store, sorted by name, with their references to other items."""
     opened_store = storage.open(store)
     stored_files = opened_store.entries()
-    if opened_store.directory is None:  # a preparation without a cluster keeps its files in the local copy of the store
+    if opened_store.directory is None:  # a preparation without a cluster writes to the store's local copy
         local_files = storage.open(artifacts.local_directory(store) / "preparing").entries()
         stored_files += [replace(local_file, name=f"preparing/{local_file.name}") for local_file in local_files]
     files_by_item: dict[str, list[Entry]] = defaultdict(list)
@@ -63,20 +63,20 @@ def list_items(store: str) -> list[Item]:
 
 
 def _find_item_name(path: str) -> str:
-    """Return the name of the item to which a file belongs, or "" if garbage collection must ignore the file."""
+    """Return the name of the item that contains a file, or "" if garbage collection must ignore the file."""
     folder, *inner_path = path.split("/")
     if folder not in FOLDERS or not inner_path or inner_path[0].startswith("."):
         return ""
     if folder == "cost":  # cost/RUN/KIND/KEY/ID.json
         return path.rpartition("/")[0]
     name = inner_path[0]
-    if folder == "work":  # JOB.json and JOB.followed belong to the same item
+    if folder == "work":  # JOB.json and JOB.followed form one item
         name, _, _ = name.partition(".")
     return f"{folder}/{name}"
 
 
 def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
-    """Return an item, with the digests and keys in its manifests, checkpoints and notes."""
+    """Make an item from its files. Collect the digests and keys in its manifests, checkpoints and notes."""
     is_note = name.partition("/")[0] in NOTES
     identifiers = set(_KEY.findall(name))
     references: set[str] = set()
@@ -89,7 +89,7 @@ def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
             identifiers.update(_OWN_DIGEST.findall(text))
     manifest = f"{name}/{manifests.NAME}"
     file_names = sorted(stored_file.name for stored_file in files)
-    if manifest in file_names:  # the manifest first, because `delete` begins with the first file
+    if manifest in file_names:  # put the manifest first, because `delete` begins with the first file
         file_names.remove(manifest)
         file_names.insert(0, manifest)
     return Item(
@@ -105,18 +105,18 @@ def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
 def find_deletable(
     items: Collection[Item], roots: Collection[str], min_age: timedelta, current_time: datetime | None = None
 ) -> list[Item]:
-    """Return the items that are old enough to delete and that no needed item refers to.
+    """Return the old items that no needed item refers to.
 
     Args:
         items: all items of a store.
-        roots: digests and keys of artifacts that are needed outside of the store, such as registered models.
-        min_age: younger items are needed.
-        current_time: time to compute ages; default: the clock.
+        roots: digests and keys of artifacts that are needed outside the store, such as registered models.
+        min_age: smallest age for deletion; all younger items are needed.
+        current_time: reference time for ages; default: now.
     """
     newest_deletable_time = (current_time or datetime.now(UTC)) - min_age
     needed_identifiers = set(roots)
     needed_run_keys: set[str] = set()
-    candidates = list(items)  # items that no needed item refers to so far
+    candidates = list(items)  # items that are not known to be needed
     while True:
         needed_items = []
         for item in candidates:
@@ -126,7 +126,7 @@ def find_deletable(
         if not needed_items:
             return candidates
         candidates = [item for item in candidates if item not in needed_items]
-        # Everything that these items refer to is needed as well, so the remaining candidates must be checked again.
+        # Needed items need all items they refer to, so check the remaining candidates again.
         for item in needed_items:
             needed_identifiers |= item.references
             if item.name.startswith("runs/"):
@@ -134,16 +134,16 @@ def find_deletable(
 
 
 def _is_referenced(item: Item, needed_identifiers: set[str], needed_run_keys: set[str]) -> bool:
-    """Return whether a needed item depends on an item."""
-    if item.name.startswith(("runs/", "cost/")):  # no artifact depends on them
+    """Return whether a needed item depends on this item."""
+    if item.name.startswith(("runs/", "cost/")):  # no item depends on checkpoints or cost records
         return False
-    if item.name.startswith(NOTES):  # a restarted job and a resumed training run read their notes
+    if item.name.startswith(NOTES):  # a restarted job or a resumed training run reads its note
         return not needed_run_keys.isdisjoint(item.references)
     return not needed_identifiers.isdisjoint(item.identifiers)
 
 
 def delete(store: str, item: Item) -> None:
-    """Delete an item, beginning with its manifest, so that no reader sees a partial artifact. Delete its local copy."""
+    """Delete an item and its local copy. The manifest is deleted first, so that no reader sees a partial artifact."""
     opened_store = storage.open(store)
     first_file, *other_files = item.files  # the manifest, if the item has one
     opened_store.delete(first_file)

@@ -1,9 +1,9 @@
-"""The driver of a RayJob, which builds the artifact that a file of the store describes, and records a failure.
+"""The driver of a RayJob. It builds an artifact from a build spec in the store, and records a failure in the store.
 
     python -m components.platform.job s3://bucket/store/work/j-pretrain-3f2a9c01de.json
     python -m components.platform.job --leave s3://… 100    a pod of the job is being stopped: save within 100 s
 
-A step that is asked to stop deletes its job. A killed step cannot, so a job ends itself when no step follows it.
+A step that is asked to stop deletes its job. A killed step cannot do so. Therefore, a job without a step ends itself.
 """
 
 import logging
@@ -21,35 +21,35 @@ from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_TIMEOUT_SECONDS = 900.0
-"""The job ends itself after this time without a heartbeat of its step; a retried step may take minutes to start."""
+"""Time without a heartbeat from the step after which a job ends itself. A retried step may take minutes to start."""
 _HEARTBEAT_POLL_SECONDS = 30.0
 _STOP_POLL_SECONDS = 1.0
-_SAVE_TIMEOUT_SECONDS = 600.0  # to write and upload the last checkpoint
-_EXIT_TIMEOUT_SECONDS = 60.0  # for a training run that has saved to end this process by itself
+_SAVE_TIMEOUT_SECONDS = 600.0  # time to write and upload the last checkpoint
+_EXIT_TIMEOUT_SECONDS = 60.0  # after its last checkpoint, a training run has this time to end the process
 
 
 def main(url: str) -> None:
-    """Build the artifact that a file of the store describes. If that fails, exit with the code of the error.
+    """Build an artifact from its build spec. If the build fails, exit with the error's exit code.
 
     Args:
-        url: location of the file, STORE/work/JOB.json, which contains a `BuildSpec`.
+        url: location of the build spec, STORE/work/JOB.json.
     """
     store, _, file = url.rpartition("/work/")
     name = file.removesuffix(".json")
     with runtime.report_failure(store, "job", job=name):
         spec = _read_spec(url)
         os.environ["RUN_ID"] = spec.pipeline_run
-        storage.open(store).delete(runtime.outcome_path(name, "jobs"))  # of an earlier attempt
+        storage.open(store).delete(runtime.outcome_path(name, "jobs"))  # an earlier attempt may have written it
         for watch in (_end_without_heartbeat, _forward_stop_request):
             threading.Thread(target=watch, args=(spec,), name=watch.__name__, daemon=True).start()
         launchers.run_locally(spec)
 
 
 def request_stop(url: str, timeout_seconds: float) -> None:
-    """Ask the training run of a job to save and stop, and wait until it has done so.
+    """Ask a job's training run to save and stop, and wait for the run to stop.
 
     Args:
-        url: location of the job's description in the store.
+        url: location of the job's build spec.
         timeout_seconds: longest time to wait.
     """
     spec = _read_spec(url)
@@ -57,12 +57,12 @@ def request_stop(url: str, timeout_seconds: float) -> None:
     if not _holds_lease(spec):
         return
     artifacts.write(spec.store, f"runs/{spec.run}/stop", spec.job)
-    while _holds_lease(spec) and time.monotonic() < deadline:  # the training run releases its lease after it has saved
+    while _holds_lease(spec) and time.monotonic() < deadline:  # the training run saves before releasing its lease
         time.sleep(1)
 
 
 def _holds_lease(spec: BuildSpec) -> bool:
-    """Return whether a job holds the lease of its training run. A job that prepares text has no training run."""
+    """Return whether a job holds the lease on its training run. A job that processes text has no training run."""
     if not spec.run:
         return False
     lease_state, _ = lease.read(f"{spec.store}/runs/{spec.run}/lease.json")
@@ -70,14 +70,14 @@ def _holds_lease(spec: BuildSpec) -> bool:
 
 
 def _end_without_heartbeat(spec: BuildSpec) -> None:
-    """Save a checkpoint and end this process when the step has written no heartbeat for a long time."""
+    """Wait until the step stops writing heartbeats. Then save a checkpoint and end this process."""
     last_heartbeat = b""
     last_change_time = time.monotonic()
     while time.monotonic() - last_change_time < HEARTBEAT_TIMEOUT_SECONDS:
-        time.sleep(min(_HEARTBEAT_POLL_SECONDS, HEARTBEAT_TIMEOUT_SECONDS / 10))  # tests set a short timeout
+        time.sleep(min(_HEARTBEAT_POLL_SECONDS, HEARTBEAT_TIMEOUT_SECONDS / 10))  # tests set shorter timeouts
         try:
             heartbeat = artifacts.read(spec.store, launchers.heartbeat_path(spec.job)) or b""
-        except InfoXLMError:  # without the storage, nobody can tell whether the step is alive
+        except InfoXLMError:  # if the storage is unavailable, the step may still be alive
             last_change_time = time.monotonic()
             continue
         if heartbeat != last_heartbeat:
@@ -93,9 +93,10 @@ def _end_without_heartbeat(spec: BuildSpec) -> None:
 
 
 def _forward_stop_request(spec: BuildSpec) -> None:
-    """Forward a request to stop, which only this process has received, to the workers in other pods.
+    """Forward a request to stop from this process to the workers in other pods.
 
-    When KubeRay deletes the job, Ray sends SIGTERM only to the driver, whose handler writes a file to this pod's disk.
+    When KubeRay deletes the job, Ray sends SIGTERM only to the driver. Its signal handler writes a file to this pod's
+    disk, which workers in other pods cannot read.
     """
     if not spec.run:
         return
@@ -113,7 +114,7 @@ def _forward_stop_request(spec: BuildSpec) -> None:
 
 
 def _read_spec(url: str) -> BuildSpec:
-    """Return the description of an artifact to build from a file of the store.
+    """Read a build spec from the store.
 
     Raises:
         InputError: the file is missing or malformed.

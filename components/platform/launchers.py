@@ -1,12 +1,13 @@
-"""Launchers start the processes of a stage, follow them, and restart them when a process dies.
+"""Launchers start the processes of a stage, follow them, and restart them after a failure.
 
     process     this process does all work
-    ray         Ray workers of this machine, or of the cluster that RAY_ADDRESS names
-    torchrun    processes of this machine, without Ray
+    ray         Ray workers on this machine, or in the cluster that RAY_ADDRESS names
+    torchrun    processes on this machine, without Ray
     kuberay     a RayJob: the step writes STORE/work/JOB.json and follows the job, whose head builds the artifact
 
 A step with `cluster` set uses kuberay, a step with `num_workers` 0 uses process, and any other step uses the launcher
-that INFOXLM_LAUNCHER names (ray or torchrun). To add a launcher, write an adapter, a function and a line in the table.
+that INFOXLM_LAUNCHER names (ray or torchrun). To add a launcher, write an adapter and a function, and add the function
+to `LAUNCHERS`.
 """
 
 import contextlib
@@ -35,45 +36,45 @@ if TYPE_CHECKING:
     from infoxlm_core.corpora.parallel import ParallelMap
 
 Environment = Sequence[Mapping[str, Any]]
-"""Environment variables of a Kubernetes container, each {"name", "value"} or {"name", "valueFrom"}."""
+"""Environment variables of a Kubernetes container: mappings {"name", "value"} or {"name", "valueFrom"}."""
 
 VARIABLE = "INFOXLM_LAUNCHER"
-"""Environment variable that names the launcher for workers of this machine."""
-_HEARTBEAT_SECONDS = 60.0  # between two heartbeats; a job ends itself after 15 minutes without one (`job`)
+"""Environment variable with the name of the launcher for workers on this machine."""
+_HEARTBEAT_SECONDS = 60.0  # time between heartbeats; a job without heartbeats ends itself after 15 minutes (`job`)
 
 
 class Launcher(Protocol):
-    """Builds an artifact in processes that it starts, or that an earlier attempt of the step left running.
+    """A function that builds an artifact in processes that it starts or that an earlier attempt left running.
 
-    It follows the processes to their end and restarts them when one dies. SIGTERM and Ctrl-C let a training run save
-    and stop.
+    A launcher follows the processes to their end, and restarts all processes when one process dies. On SIGTERM or
+    Ctrl-C, a training run saves and stops.
     """
 
     def __call__(self, spec: BuildSpec, cluster: dict[str, Any], step_environment: Environment, /) -> None:
-        """Build an artifact, and return when it is in the store.
+        """Build an artifact. Return when the artifact is in the store.
 
         Args:
             spec: description of the artifact.
-            cluster: a `ClusterConfig` as a mapping, for a launcher that needs one.
-            step_environment: environment variables of the step's pod, as Kubernetes describes them.
+            cluster: a `ClusterConfig` as a mapping; empty for a launcher that needs no cluster.
+            step_environment: environment variables of the step's pod.
 
         Raises:
-            TryAgain: the same call continues from the last checkpoint.
+            TryAgain: a temporary failure. A repeated call continues from the last checkpoint.
             InfoXLMError: any error of the core's stage.
         """
 
 
 def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
-    """Return the local directory of an artifact, which a launcher builds if it does not exist yet.
+    """Return the local directory of an artifact. Let a launcher build the artifact if it does not exist yet.
 
     Args:
         spec: description of the artifact.
         cluster: a `ClusterConfig` as a mapping; {}: the step may not start a RayJob; None: the step's own pod has GPUs.
-        step_environment: environment variables of the step's pod, as Kubernetes describes them.
+        step_environment: environment variables of the step's pod.
 
     Raises:
-        ConfigError: a training run needs GPUs, but the step has none and `cluster` is {}.
-        and the errors of `Launcher`.
+        ConfigError: a training run needs GPUs, but the step's pod has no GPUs and `cluster` is {}.
+        InfoXLMError: any error of a `Launcher`.
     """
     existing = artifacts.lookup(spec.store, spec.kind, spec.name)
     if existing:
@@ -83,7 +84,7 @@ def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment
     if cluster == {} and spec.num_workers and is_training and os.environ.get("KFP_POD_NAME"):
         raise ConfigError(
             "cluster is empty, and this step's pod has no GPUs: start the run by `infoxlm submit`, or set `cluster` to "
-            "at least {image: name@sha256:…}; set num_workers to 0 to train on the CPU of this pod"
+            "at least {image: name@sha256:…}, or set num_workers to 0 to train on this pod's CPU"
         )
     if cluster and (spec.num_workers or is_training):
         LAUNCHERS["kuberay"](spec, cluster, step_environment)
@@ -96,16 +97,16 @@ def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment
 
 
 def run_locally(spec: BuildSpec) -> None:
-    """Build an artifact with processes of this machine, or with Ray workers if this process drives a cluster."""
+    """Build an artifact in processes on this machine, or in Ray workers if this process drives a Ray cluster."""
     launch = choose_local_launcher() if spec.num_workers else LAUNCHERS["process"]
     launch(spec, {}, ())
 
 
 def choose_local_launcher() -> Launcher:
-    """Return the launcher that INFOXLM_LAUNCHER names, for workers of this machine.
+    """Return the launcher for workers on this machine that INFOXLM_LAUNCHER names.
 
     Raises:
-        ConfigError: INFOXLM_LAUNCHER does not name such a launcher.
+        ConfigError: INFOXLM_LAUNCHER does not name a local launcher.
     """
     name = os.environ.get(VARIABLE) or LOCAL[0]
     if name not in LOCAL:
@@ -122,12 +123,12 @@ def run_in_process(spec: BuildSpec, *_: Any) -> None:
 
 
 def _call_in_this_process(train: Callable[..., dict[str, Any]], num_workers: int, **arguments: Any) -> None:  # noqa: ARG001
-    """Call `train`, as the other launchers do on each of `num_workers` workers."""
+    """Call `train` in this process. Other launchers call it in each of `num_workers` workers."""
     train(**arguments)
 
 
 def run_on_ray(spec: BuildSpec, *_: Any) -> None:
-    """Build an artifact on Ray workers, with Ray Train for a training run and with Ray tasks for text."""
+    """Build an artifact in Ray workers. Training uses Ray Train, and text processing uses Ray tasks."""
     from components.adapters.ray import tasks, train
 
     if spec.stage in builds.TRAINING_INPUTS:
@@ -138,7 +139,7 @@ def run_on_ray(spec: BuildSpec, *_: Any) -> None:
 
 
 def run_with_torchrun(spec: BuildSpec, *_: Any) -> None:
-    """Build an artifact on this machine, with torch's elastic agent for a training run and a process pool for text."""
+    """Build an artifact on this machine. Training uses torch's elastic agent, and text processing a process pool."""
     if spec.stage in builds.TRAINING_INPUTS:
         from components.adapters.torchrun import train
 
@@ -153,7 +154,7 @@ def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: En
     """Build an artifact in a RayJob (see `job`), and follow the job to its end.
 
     Raises:
-        ConfigError: the store is a directory, which the machines of a cluster do not share.
+        ConfigError: the store is a directory, which a cluster's machines do not share.
     """
     from components.adapters.kuberay import job, manifest
     from components.settings.cluster import ClusterConfig
@@ -179,23 +180,23 @@ def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: En
 
 
 def _adapt_cluster(config: "ClusterConfig", stage: str) -> "ClusterConfig":
-    """Return the settings of the cluster for a stage."""
+    """Adapt the cluster settings to a stage."""
     if stage not in builds.TRAINING_INPUTS:
         return config.for_text()
-    if stage != "pretrain":  # the number of workers changes the results of all other training runs
+    if stage != "pretrain":  # only pre-training has the same result with any number of workers
         return config.model_copy(update={"min_workers": 0})
     return config
 
 
 def _delete_outdated_outcome(job_spec: BuildSpec, outcome_path: str) -> None:
-    """Delete the stored failure of a job if it belongs to another pipeline run: its cause may have been fixed since."""
+    """Delete a job's stored failure if it is from an earlier pipeline run, because its cause may be fixed now."""
     outcome = runtime.read_outcome(job_spec.store, outcome_path)
     if outcome and outcome.get("run", job_spec.pipeline_run) != job_spec.pipeline_run:
         storage.open(job_spec.store).delete(outcome_path)
 
 
 def _ask_to_stop(job_spec: BuildSpec) -> None:
-    """Ask the training run of a job to save and stop. Do nothing for a job that prepares text, which saves no state."""
+    """Ask a job's training run to save and stop. Do nothing for a job that processes text and saves no checkpoints."""
     if job_spec.run:
         artifacts.write(job_spec.store, f"runs/{job_spec.run}/stop", job_spec.job)
 
@@ -207,25 +208,26 @@ LAUNCHERS: dict[str, Launcher] = {
     "kuberay": run_as_rayjob,
 }
 LOCAL = ("ray", "torchrun")
-"""Launchers that start workers on this machine."""
+"""Names of the launchers that start workers on this machine."""
 
 
 def _run_training(spec: BuildSpec, launch_workers: Callable[..., Any]) -> None:
-    """Run a training run in the workers that `launch_workers` starts. A signal to this process lets them save and stop.
+    """Train in the workers that `launch_workers` starts. On a signal to this process, the workers save and stop.
 
     Args:
         spec: the artifact to build.
-        launch_workers: called with the function for each worker, the number of workers, and the function's arguments.
+        launch_workers: function that takes the worker function, the number of workers, and the worker function's
+            arguments.
     """
     run = artifacts.local_directory(spec.store) / "runs" / spec.run
     manifests.make_directory(run)
-    (run / "stop").unlink(missing_ok=True)  # this request was meant for an earlier process
+    (run / "stop").unlink(missing_ok=True)  # an old request to stop was meant for an earlier process
     with workers.stop_training_on_signals(run):
         launch_workers(builds.train, spec.num_workers, run=run, spec=spec)
 
 
 def _process_text(spec: BuildSpec, parallel_map: "ParallelMap | None") -> None:
-    """Build an artifact of text in this process, which sends chunks of the text to others through `parallel_map`."""
+    """Build a text artifact in this process. `parallel_map` sends chunks of the text to worker processes."""
     build_text = builds.TEXT_STAGES[spec.stage]
     process_count = spec.num_workers or spec.config.get("processes", 1)
 
@@ -233,21 +235,22 @@ def _process_text(spec: BuildSpec, parallel_map: "ParallelMap | None") -> None:
         with costs.record_duration(spec.store, spec.kind, spec.name, process_count, costs.CPU):
             return build_text(spec, parallel_map, output)
 
-    # Two builds of one artifact would write the same intermediate files.
+    # Two concurrent builds of the same artifact would write to the same intermediate files.
     with artifacts.exclusive(spec.store, spec.kind, spec.name):
         artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
-        if spec.stage == "prepare_corpus":  # not earlier: after a failed upload, another machine continues from them
+        if spec.stage == "prepare_corpus":
+            # Delete the files only after the upload. If the upload fails, another machine continues from these files.
             builds.delete_intermediate_files(spec)
 
 
 def heartbeat_path(job: str) -> str:
-    """Return the path in the store of the heartbeat that a step writes while it follows a RayJob."""
+    """Return the store path of the heartbeat that a step writes while it follows a RayJob."""
     return f"work/{job}.followed"
 
 
 @contextlib.contextmanager
 def _heartbeats(store: str, job: str) -> Iterator[None]:
-    """Write a heartbeat for a RayJob once a minute inside the block. A job that receives no heartbeats ends itself."""
+    """Write regular heartbeats for a RayJob inside the block. A job without heartbeats ends itself."""
     finished = threading.Event()
     threading.Thread(target=_write_heartbeats, args=(store, job, finished), name="heartbeat", daemon=True).start()
     try:
@@ -257,11 +260,11 @@ def _heartbeats(store: str, job: str) -> Iterator[None]:
 
 
 def _write_heartbeats(store: str, job: str, finished: threading.Event) -> None:
-    """Write a heartbeat with a new number every `_HEARTBEAT_SECONDS` until `finished` is set."""
+    """Write a numbered heartbeat every `_HEARTBEAT_SECONDS` until `finished` is set."""
     step_id = uuid.uuid4().hex
     heartbeat_count = 0
     while not finished.is_set():
         heartbeat_count += 1
-        with contextlib.suppress(InfoXLMError):  # the job ends only after many missing heartbeats
+        with contextlib.suppress(InfoXLMError):  # the job tolerates several missing heartbeats
             artifacts.write(store, heartbeat_path(job), f"{step_id} {heartbeat_count}")
         finished.wait(_HEARTBEAT_SECONDS)

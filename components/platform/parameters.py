@@ -1,10 +1,10 @@
-"""Pass large settings through Kubeflow by reference: the store has the content, and the reference is its digest.
+"""Pass large settings through Kubeflow by reference: the store holds the content, and the reference holds its digest.
 
     STORE/parameters/SHA256.json
 
-Kubeflow passes all inputs of a step to its pod in a single environment variable, which Linux limits to 128 KiB. Argo
-keeps the inputs of all steps of a run in a single object of at most 1 MiB. Therefore, only small settings are passed
-directly. Every step calls `dereference` on its parameters.
+Kubeflow passes all inputs of a step in one environment variable, which Linux limits to 128 KiB. Argo keeps the inputs
+of all steps of a run in one object of at most 1 MiB. Therefore, only small settings are passed directly. Every step
+calls `dereference` on its parameters.
 """
 
 import hashlib
@@ -17,18 +17,18 @@ from components.platform import artifacts
 from infoxlm_core.errors import ConfigError, DataCorrupt, InputError
 
 MAX_DIRECT_BYTES = 32 * 1024
-"""Largest size in JSON of the parameters of a run that are passed directly. Escaping makes each quotation mark 4 bytes,
-so these parameters fit into the variable of 128 KiB."""
+"""Largest JSON size of parameters that are passed directly. Escaping expands each quotation mark to 4 bytes, and the
+escaped parameters must fit in the environment variable of 128 KiB."""
 MAX_LOOP_STEPS = 150
-"""Largest number of steps in a loop. By measurements with Kubeflow 2.17, about 190 steps would fill Argo's object."""
+"""Largest number of steps in a loop. As measured with Kubeflow 2.17, about 190 steps fill Argo's object."""
 TRIALS_PER_STEP = 10
-"""Trials that one step measures if a suite has more than `MAX_LOOP_STEPS` trials."""
+"""Number of trials per step if a suite has more than `MAX_LOOP_STEPS` trials."""
 
 _REFERENCE_KEY = "in_store"
 
 
 def store_if_large(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a run. If they are too large, references replace all mappings and lists.
+    """Return a run's parameters. If their total size is too large, replace all mappings and lists by references.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -43,7 +43,7 @@ def store_if_large(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_reference(store: str, value: Any) -> Any:
-    """Write a mapping or a list into the store, and return a reference of the same type, as Kubeflow requires.
+    """Write a mapping or a list to the store. Return a reference of the same type, as Kubeflow requires.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -56,7 +56,7 @@ def write_reference(store: str, value: Any) -> Any:
 
 
 def dereference(store: str, value: Any) -> Any:
-    """Return the content of a reference from `write_reference`. Return any other value unchanged.
+    """Return the content for a reference from `write_reference`. Return any other value unchanged.
 
     Raises:
         InputError: the content is not in the store.
@@ -78,7 +78,7 @@ def dereference(store: str, value: Any) -> Any:
 def split_trials(trials: Sequence[Any]) -> list[list[Any]]:
     """Divide the trials of a suite evenly among the steps of a loop.
 
-    Neighbouring trials take about the same time, so they go to different steps, which then end at about the same time.
+    Neighbouring trials take about equally long. Distributing them to different steps gives all steps similar durations.
 
     Raises:
         ConfigError: the trials need more steps than Argo allows.
@@ -95,8 +95,8 @@ def check_loop_size(step_count: int, items: str, remedy: str) -> None:
 
     Args:
         step_count: number of steps of the loop.
-        items: number and kind of the items that need the steps, for the message, such as `1501 trials`.
-        remedy: smaller loop to submit instead, for the message.
+        items: description of the loop's items for the error message, such as `1501 trials`.
+        remedy: smaller loop to suggest in the error message.
     """
     if step_count > MAX_LOOP_STEPS:
         raise ConfigError(f"{items} need {step_count} steps, but Argo allows {MAX_LOOP_STEPS}: submit {remedy}")

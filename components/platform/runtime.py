@@ -1,8 +1,8 @@
-"""Report the failure of a stage as one line, an exit code and an outcome in the store.
+"""Report a stage's failure as one line on standard error, an exit code, and an outcome in the store.
 
-STORE/outcome/PIPELINE_RUN/STAGE.json    the failure of a stage: {"stage", "code", "class", "message", "run"}
-STORE/outcome/PIPELINE_RUN/summary.txt   printable results of the run, which its last step writes
-STORE/outcome/jobs/JOB.json              the failure of a RayJob
+STORE/outcome/PIPELINE_RUN/STAGE.json    failure of a stage: {"stage", "code", "class", "message", "run"}
+STORE/outcome/PIPELINE_RUN/summary.txt   printable results of the run, written by its last step
+STORE/outcome/jobs/JOB.json              failure of a RayJob
 """
 
 import contextlib
@@ -32,39 +32,37 @@ from infoxlm_core.results.trials import Trial
 logger = logging.getLogger(__name__)
 
 DRIVER = "INFOXLM_DRIVER_PID"
-"""Environment variable of a local run with the process id of its driver. Stages end when the driver ends."""
+"""Environment variable with the process id of a local run's driver. The stages end when the driver ends."""
 _NO_MESSAGE = "ended without an error message (killed, evicted or out of memory?)"
 _VERBOSE_LIBRARIES = ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore")
 
-Outcome = TypedDict(
-    "Outcome", {"stage": str, "code": int, "class": str, "message": str, "run": NotRequired[str]}, total=True
-)
+Outcome = TypedDict("Outcome", {"stage": str, "code": int, "class": str, "message": str, "run": NotRequired[str]})
 
 
 @dataclass(frozen=True)
 class FinalStatus:
-    """How a pipeline run ended."""
+    """Final status of a pipeline run."""
 
     status: Literal["FINISHED", "FAILED", "KILLED"]
     failed_stage: str = ""
-    """The stage that failed, if it is known."""
+    """Name of the failed stage; empty if unknown."""
     message: str = ""
-    """Why the run failed or was cancelled."""
+    """Reason for the failure or the cancellation."""
 
 
 @contextlib.contextmanager
 def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = None, job: str = "") -> Iterator[None]:
-    """Run the body of a stage. If it fails, print the error in one line, store it as an outcome, and exit.
+    """If the block, a stage's body, raises an error, print the error in one line, store it as an outcome, and exit.
 
     Args:
         store: directory, or s3://bucket/prefix.
         stage: name of the stage.
-        trial: a trial of an ablation or a suite, whose name begins every log line.
-        job: name of the RayJob that this process drives. The outcome is then stored under the name of the job, because
-            another pipeline run may follow the same job.
+        trial: trial of an ablation or a suite, whose name appears in every log line.
+        job: name of the RayJob that this process drives, if any. The outcome is then stored under the job's name,
+            because several pipeline runs may follow the same job.
 
     Raises:
-        SystemExit: the body failed; the exit code is that of the error.
+        SystemExit: the block failed; the exit code is the error's exit code.
     """
     environment.apply_prefixed_variables(os.environ)
     if trial:
@@ -72,13 +70,12 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     _configure_logging(stage)
     _terminate_with_driver()
     try:
-        read_run_id()  # raises an error before any work is done if Kubeflow is too old
+        read_run_id()  # if Kubeflow is too old, fail before doing any work
         if storage.is_remote(store) and store.endswith("/"):
             raise InputError(f"store {store}: remove the slash at its end")
         yield
     except BaseException as error:
-        is_failure = isinstance(error, Exception) or user_files.is_panic(error)  # a Rust panic is no Exception
-        if not is_failure:
+        if not isinstance(error, Exception) and not user_files.is_panic(error):  # a Rust panic is no Exception
             raise
         failure = _translate(error, store)
         message = " ".join(str(failure).split())
@@ -88,17 +85,16 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
 
 
 def _configure_logging(stage: str) -> None:
-    """Begin every log line with the time and the name of the stage, and silence libraries that log a lot."""
+    """Begin every log line with the time and the stage's name. Log only warnings of verbose libraries."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {stage}: %(message)s", datefmt="%H:%M:%S", force=True)
     for library in _VERBOSE_LIBRARIES:
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def _write_outcome(store: str, stage: str, job: str, failure: InfoXLMError, message: str) -> None:
-    """Write the failure of a stage, or of a RayJob if `job` names one, to the store.
+    """Write the failure of a stage, or of the RayJob `job`, to the store.
 
-    Errors of the store are ignored, because neither a full disk nor an outdated Kubeflow may hide the failure, which is
-    also printed.
+    Errors while writing are ignored, so that a full disk or an outdated Kubeflow does not hide the original failure.
     """
     with contextlib.suppress(OSError, InfoXLMError):
         outcome = {
@@ -124,7 +120,7 @@ def read_run_id() -> str:
 
 
 def outcome_path(name: str, run: str = "") -> str:
-    """Return the path in the store for the outcome of a stage of a run (default: this run), or of a RayJob."""
+    """Return the store path for the outcome of a stage (default: in this run). For a RayJob, `run` is `jobs`."""
     file_name = re.sub(r"[^\w.-]+", "-", name)
     return f"outcome/{run or read_run_id()}/{file_name}.json"
 
@@ -142,7 +138,7 @@ def read_outcome(store: str, path: str) -> dict[str, Any] | None:
 
 
 def read_failure(store: str, run: str) -> InfoXLMError:
-    """Return the error of the stage of a pipeline run that failed last.
+    """Return the error of the last failed stage in a pipeline run.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -154,7 +150,7 @@ def read_failure(store: str, run: str) -> InfoXLMError:
 
 
 def find_final_status(store: str) -> FinalStatus:
-    """Return how this unsuccessful pipeline run ended: it was cancelled, or a stage of it failed.
+    """Find out whether this unsuccessful pipeline run was cancelled or which stage failed. Return its final status.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -168,7 +164,7 @@ def find_final_status(store: str) -> FinalStatus:
 
 
 def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
-    """Return the newest outcome of a pipeline run, or None if no stage wrote one."""
+    """Return a pipeline run's newest readable outcome, or None if no stage has stored an outcome."""
     folder = f"{store}/outcome/{run}"
     files = [entry for entry in storage.open(folder).entries() if entry.name.endswith(".json")]
     files.sort(key=lambda entry: (entry.modified, entry.name))
@@ -180,7 +176,7 @@ def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
 
 
 def _is_cancelled() -> bool:
-    """Return whether the Argo workflow of this step was terminated; outside of a workflow, return False."""
+    """Return whether this step's Argo workflow was terminated. Outside a workflow, return False."""
     if not os.environ.get("KFP_POD_NAME"):
         return False
     from components.adapters.kuberay import api
@@ -195,12 +191,12 @@ def _is_cancelled() -> bool:
 
 
 def write_summary(store: str, text: str) -> None:
-    """Write the printable results of this pipeline run, which `infoxlm run` and `infoxlm submit` print at its end."""
+    """Write the printable results of this pipeline run. `infoxlm run` and `infoxlm submit` print them after the run."""
     artifacts.write(store, _summary_path(read_run_id()), text)
 
 
 def read_summary(store: str, run: str) -> str:
-    """Return the printable results of a pipeline run, or "" if the run has not written them.
+    """Return the printable results of a pipeline run, or "" if the run has written no results.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -209,19 +205,19 @@ def read_summary(store: str, run: str) -> str:
 
 
 def _summary_path(run: str) -> str:
-    """Return the path in the store for the printable results of a pipeline run."""
+    """Return the store path for a pipeline run's printable results."""
     return f"outcome/{run}/summary.txt"
 
 
 def delete_outcomes(store: str, run: str) -> None:
-    """Delete the outcomes and the summary of a pipeline run before the run is repeated."""
+    """Delete a pipeline run's outcomes and summary before the run is repeated."""
     folder = storage.open(f"{store}/outcome/{run}")
     names = [stored_file.name for stored_file in folder.entries()]
     folder.delete(*names)
 
 
 def _translate(error: BaseException, store: str) -> InfoXLMError:
-    """Return the InfoXLMError for any error. Print the traceback of an unexpected error."""
+    """Translate any error to an InfoXLMError. Print the traceback of an unexpected error."""
     if isinstance(error, InfoXLMError):
         return error
     translated = user_files.translate_error(error, store)
@@ -232,14 +228,14 @@ def _translate(error: BaseException, store: str) -> InfoXLMError:
 
 
 def _terminate_with_driver() -> None:
-    """Send SIGTERM to this process when the driver of a local run ends, because then nobody waits for the stage."""
+    """Start a thread that sends SIGTERM to this process when the driver of a local run ends."""
     driver_process = Path("/proc", os.environ.get(DRIVER) or "none")
     if driver_process.exists():
         threading.Thread(target=_wait_and_terminate, args=(driver_process,), name="driver-watch", daemon=True).start()
 
 
 def _wait_and_terminate(driver_process: Path) -> None:
-    """Wait until a process has ended, whose folder in /proc is given, and send SIGTERM to this process."""
+    """Wait until the driver's folder in /proc disappears, and send SIGTERM to this process."""
     while driver_process.exists():
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

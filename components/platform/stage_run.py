@@ -1,4 +1,4 @@
-"""What all components share: report failures, build and publish artifacts, and log to the tracker."""
+"""Shared code of all components: report failures, build and publish artifacts, and log to the tracker."""
 
 import contextlib
 import functools
@@ -29,12 +29,12 @@ class StageRun:
 
     @property
     def local_store(self) -> Path:
-        """The local directory of the store."""
+        """Local directory of the store."""
         return artifacts.local_directory(self.store)
 
     @functools.cached_property
     def run(self) -> tracking.Run:
-        """The tracker's run of the pipeline run or of the trial. It is opened at the first access."""
+        """The tracker's run for this pipeline run or trial, opened at the first access."""
         return tracking.open_run(self.store, self.trial, self.tracker)
 
     def build(
@@ -49,18 +49,18 @@ class StageRun:
         checkpoint_folder: str = "",
         send_curves: bool = False,
     ) -> Path:
-        """Return the local directory of the artifact `kind/key`, after a launcher has built it if necessary.
+        """Return the local directory of the artifact `kind/key`. Let a launcher build the artifact if needed.
 
         Args:
-            kind: kind of the artifact.
-            key: key of the artifact, from `artifacts.compute_key`.
+            kind: artifact kind.
+            key: artifact key, from `artifacts.compute_key`.
             config: settings of the stage.
-            num_workers: workers that build the artifact together; 0: this process builds it alone.
-            cluster: a `ClusterConfig` as a mapping, or a reference to it; empty: no RayJob is started.
-            task_config: KFP's `dsl.TaskConfig` of the step, with the environment of its pod.
-            inputs: locations of the input artifacts by the names of the core's arguments.
-            checkpoint_folder: folder of STORE/runs for the checkpoints of a training run.
-            send_curves: whether to send the curves of a training run to the tracker while it runs.
+            num_workers: number of workers that build the artifact together; 0: build it in this process.
+            cluster: a `ClusterConfig` as a mapping, or a reference to the mapping; empty: do not start a RayJob.
+            task_config: KFP's `dsl.TaskConfig` of the step, with the environment of the step's pod.
+            inputs: locations of the input artifacts by the core's argument name.
+            checkpoint_folder: checkpoint folder in STORE/runs, for a training run.
+            send_curves: whether to send the curves of a training run to the tracker during the training.
         """
         spec = BuildSpec(
             stage=self.stage,
@@ -73,25 +73,24 @@ class StageRun:
             run=checkpoint_folder,
             tracker_run=self.run.id if send_curves else "",
         )
-        has_environment = task_config and task_config.env
-        step_environment = task_config.env if has_environment else []
+        step_environment = (task_config and task_config.env) or []
         return launchers.run(spec, self.read(cluster), step_environment)
 
     def read(self, parameter: Any) -> Any:
-        """Return the value of a component's parameter, and read it from the store if it is a reference."""
+        """Return the value of a component's parameter. A reference is replaced by its content from the store."""
         return parameters.dereference(self.store, parameter)
 
     def publish(self, output: Any, directory: Path, metrics: Any = None) -> dict[str, float]:
-        """Make a KFP output point to an artifact. With a KFP output for metrics, log and return its numeric facts."""
+        """Make a KFP output point to an artifact. If `metrics` is set, log and return the artifact's numeric facts."""
         artifacts.publish(output, directory)
         return artifacts.log_facts(directory, metrics) if metrics else {}
 
     def report_cost(self, directory: Path, step: str = "") -> None:
-        """Log the hours that this pipeline run spent on an artifact, as the cost of `step` (default: this stage)."""
+        """Log the GPU and CPU hours that this pipeline run spent on an artifact. `step` defaults to this stage."""
         self.report(costs.read_hours(self.store, directory.parent.name, directory.name, step or self.stage))
 
     def report_corpus(self, location: str) -> list[Dataset]:
-        """Log the corpora of a prepared corpus artifact as datasets of the tracker's run, and return them."""
+        """Log the corpora of a corpus artifact as datasets of the tracker's run. Return the datasets."""
         manifest = artifact_files.read_manifest(location)
         if manifest is None:
             raise DataCorrupt(f"{location} is missing or incomplete: run prepare_corpus again")
@@ -101,17 +100,15 @@ class StageRun:
         return datasets
 
     def summarise(self, *lines: str) -> None:
-        """Write the printable results of the pipeline run, ending with how to open the tracker's run."""
-        all_lines = [*lines, self.run.describe()]
-        non_empty_lines = [line for line in all_lines if line]
-        runtime.write_summary(self.store, "\n".join(non_empty_lines))
+        """Write the printable results of the pipeline run, followed by instructions for opening the tracker's run."""
+        runtime.write_summary(self.store, "\n".join(line for line in (*lines, self.run.describe()) if line))
 
     def report(self, figures: Mapping[str, float] | None = None, **settings: Any) -> None:
-        """Log figures as metrics, and settings as parameters, which are grouped by section."""
+        """Log figures as metrics, and sections of settings as parameters."""
+        for name, section in settings.items():
+            if isinstance(section, StageConfig):
+                settings[name] = section.model_dump(mode="json")
         if settings:
-            for name, section in settings.items():
-                if isinstance(section, StageConfig):
-                    settings[name] = section.model_dump(mode="json")
             self.run.log_params(settings)
         if figures:
             self.run.log_metrics(figures)
@@ -126,16 +123,16 @@ def stage_run(
     reports_to_tracker: bool = True,
     ends_run: bool = False,
 ) -> Iterator[StageRun]:
-    """Run the body of a component. If it fails, print the error in one line, store it as an outcome, and exit.
+    """Run the block as a component's body. Report a failure as `runtime.report_failure` does.
 
     Args:
         stage: name of the component.
         store: directory, or s3://bucket/prefix.
-        trial: a trial of an ablation or a suite, which has its own run.
-        tracker: name of the tracker; empty: INFOXLM_TRACKER chooses.
-        reports_to_tracker: whether the body logs to the tracker, so that its run should be opened first.
-        ends_run: whether this is the last step of a pipeline, which ends the tracker's run: as failed if the body
-            fails; otherwise, the body ends the run.
+        trial: trial of an ablation or a suite, which has its own tracker run.
+        tracker: name of the tracker; empty: use the tracker that INFOXLM_TRACKER names.
+        reports_to_tracker: whether to open the tracker's run before the block, because the block logs to it.
+        ends_run: whether to end the tracker's run as failed if the block fails, because this is the pipeline's last
+            step. A successful block ends the run itself.
     """
     with runtime.report_failure(store, stage, trial):
         step = StageRun(stage, store, trial, tracker)
@@ -145,16 +142,16 @@ def stage_run(
             yield step
         except Exception as error:
             if ends_run:
-                with contextlib.suppress(InfoXLMError):  # the tracker itself may be the cause
+                with contextlib.suppress(InfoXLMError):  # the failure may be caused by the tracker itself
                     step.run.end("FAILED", stage, str(error))
             raise
 
 
 def _open_tracker_run(step: StageRun) -> None:
-    """Open the tracker's run of a step, and log the address of its page, if it has one, as the first line."""
+    """Open a step's tracker run. If the run has a page, log the page's URL."""
     try:
         page = step.run.page
         if page:
             logger.info("run: %s", page)
-    except TryAgain as error:  # the body may take hours, and the tracker may answer again after it
+    except TryAgain as error:  # the step may take hours, and the tracker may answer again by then
         logger.warning("the tracker's run cannot be opened yet: %s", error)

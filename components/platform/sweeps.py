@@ -1,4 +1,4 @@
-"""Finish a sweep: read the results of its trials from the tracker, and publish their summary."""
+"""Finish a sweep: read the trial results from the tracker, and publish their summary."""
 
 import logging
 import re
@@ -20,22 +20,21 @@ from infoxlm_core.tasks.scores import Scores
 def read_metrics(
     step: StageRun, planned_trials: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Trial, Mapping[str, float]]]:
-    """Return the metrics of each planned trial of an ablation, and end the runs of unfinished trials as failed.
+    """Read the metrics of all trials of an ablation, and end the runs of unfinished trials.
 
     Args:
         step: the last step of the ablation.
-        planned_trials: the trials, each {"variant", "seed", "what", "rank"}.
+        planned_trials: planned trials, as mappings {"variant", "seed", "what", "rank"}.
 
     Returns:
-        each trial with its metrics, which are empty for an unfinished trial.
+        (trial, metrics) for each planned trial. Unfinished trials have no metrics.
     """
     metrics_by_trial = {run.trial.name: run.metrics for run in step.run.trials()}
     results = []
     for planned_trial in planned_trials:
         trial = Trial.parse(planned_trial)
         metrics = metrics_by_trial.get(trial.name, {})
-        is_finished = bool(metrics)
-        if not is_finished:  # a trial that never started gets a run as well, so that the tracker shows it as failed
+        if not metrics:  # even a trial that never started gets a run, so that the tracker shows the trial as failed
             trial_run = tracking.open_run(step.store, planned_trial)
             trial_run.end(runtime.find_final_status(step.store).status)
         results.append((trial, metrics))
@@ -43,11 +42,14 @@ def read_metrics(
 
 
 def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
-    """Return which questions each finished trial of an ablation answered correctly, by variant and by seed."""
+    """Return which questions each finished trial answered correctly, as outcomes by variant and seed.
+
+    Args:
+        run: the tracker's run of the ablation.
+    """
     outcomes_by_variant: dict[str, dict[int, Outcomes]] = {}
     for trial_run in run.trials():
-        is_finished = bool(trial_run.metrics)
-        outcomes = trial_run.read_outcomes() if is_finished else None
+        outcomes = trial_run.read_outcomes() if trial_run.metrics else None  # an unfinished trial has no metrics
         if outcomes:
             outcomes_by_variant.setdefault(trial_run.trial.model, {})[trial_run.trial.seed] = outcomes
     return outcomes_by_variant
@@ -56,12 +58,12 @@ def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
 def read_first_trials(
     step: StageRun, planned_trials: Sequence[Mapping[str, Any]], path: str
 ) -> dict[str, dict[str, Any]]:
-    """Return the content of a JSON file of the first finished trial of each variant, by variant.
+    """Read a JSON file from the first finished trial of each variant. Return the contents by variant.
 
     Args:
         step: the last step of the ablation.
-        planned_trials: the trials in the order of the plan.
-        path: path of the file among the files of a trial's run.
+        planned_trials: planned trials, in order.
+        path: path of the JSON file in the tracker's run.
     """
     finished_runs = {run.trial.name: run for run in step.run.trials() if run.status == "FINISHED"}
     contents_by_variant: dict[str, dict[str, Any]] = {}
@@ -73,9 +75,9 @@ def read_first_trials(
 
 
 def read_scores(step: StageRun) -> dict[str, Scores]:
-    """Return the scores of the finished trials of a suite by name, and end the runs of unfinished trials as failed."""
+    """End the runs of a suite's unfinished trials, and return the scores of its finished trials by name."""
     runs = step.run.trials()
-    for run in runs:  # before the scores are downloaded, because a download may fail
+    for run in runs:  # end these runs before downloading scores, because a download may fail
         if run.status == "RUNNING":
             final = runtime.find_final_status(step.store)
             tracking.get_tracker().find_run(run.run_id).end(final.status)
@@ -83,30 +85,30 @@ def read_scores(step: StageRun) -> dict[str, Scores]:
 
 
 class Outputs(NamedTuple):
-    """The KFP outputs of the last step of a sweep."""
+    """KFP outputs of a sweep's last step."""
 
     comparison: Any
     """Pointer to the artifact with the page."""
     report: Any
-    """The page as HTML."""
+    """HTML page."""
     metrics: Any
 
 
 PageWriter = Callable[[Path, str, Summary], None]
-"""Writes the page of a kind into a directory."""
+"""Function that writes the page of an artifact kind into a directory."""
 
 
 def publish(
     step: StageRun, kind: str, summary: Summary, outputs: Outputs, write_page: PageWriter | None = None
 ) -> None:
-    """Publish the page of a sweep to the store, KFP and the tracker, and end the tracker's run.
+    """Publish a sweep's page to the store, KFP and the tracker, and end the tracker's run.
 
     Args:
         step: the last step of the sweep.
-        kind: kind of the artifact, which is also the name of its files.
+        kind: artifact kind, which also names the artifact's files.
         summary: summary of the trials.
-        outputs: the KFP outputs of the step.
-        write_page: writes the page; default: `page.write_sweep_report`.
+        outputs: KFP outputs of the step.
+        write_page: function that writes the page; default: `page.write_sweep_report`.
     """
     metrics = summary.name_metrics()
     artifact = _build_page(step, kind, summary, metrics, write_page)
@@ -123,11 +125,11 @@ def publish(
 def _build_page(
     step: StageRun, kind: str, summary: Summary, metrics: dict[str, float], write_page: PageWriter | None
 ) -> Path:
-    """Return the artifact with the page of a sweep, and reuse an existing one if the summary has not changed."""
+    """Build the artifact with a sweep's page, or reuse it if it exists for the same summary. Return its directory."""
     key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 
     def build(output: Path) -> dict[str, float]:
-        from infoxlm_core.results import page  # only here, because it imports matplotlib
+        from infoxlm_core.results import page  # imports matplotlib, which a reused page does not need
 
         write = write_page or page.write_sweep_report
         write(output, kind, summary)
@@ -137,8 +139,8 @@ def _build_page(
 
 
 def _log_to_tracker(step: StageRun, kind: str, summary: Summary, metrics: dict[str, float], artifact: Path) -> None:
-    """Log the metrics and the page of a sweep to the tracker's run, and describe them in its description."""
-    # MLflow accepts only these characters in the name of a metric. Names of variants may contain others.
+    """Log a sweep's metrics and page to the tracker's run, and set the run's description."""
+    # MLflow accepts only these characters in metric names, but variant names may contain any character.
     tracker_metrics = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in metrics.items()}
     step.report(tracker_metrics)
     step.run.log_artifacts(artifact, kind)

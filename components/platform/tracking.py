@@ -1,10 +1,11 @@
 """Trackers store the settings, metrics, files and curves of runs. INFOXLM_TRACKER names the tracker to use.
 
-    mlflow      the default: a server, or a file in the store
+    mlflow      default: a server, or a file in the store
     none        stores nothing: curves and scores are only in the artifacts, and sweeps do not work
 
-To add a tracker, write an adapter, a function here, and a line in the table. The model registry is always MLflow
-(docs/design/models.md, 12). `register` and `promote` name MLflow explicitly, because a version belongs to its run.
+To add a tracker, write an adapter and a function in this module, and add the function to `TRACKERS`. The model registry
+is always MLflow (docs/design/models.md, 12). `register` and `promote` always use the tracker `mlflow`, because a
+version is linked to its MLflow run.
 """
 
 import os
@@ -25,7 +26,7 @@ VARIABLE = "INFOXLM_TRACKER"
 
 
 class TrialRun(Protocol):
-    """A trial of a sweep, as the tracker stores it."""
+    """A sweep's trial in the tracker."""
 
     @property
     def run_id(self) -> str: ...
@@ -37,95 +38,95 @@ class TrialRun(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Empty while the trial is not finished."""
+        """Metrics by name; empty until the trial is finished."""
 
     def read_scores(self) -> Scores:
-        """Return the scores in `scores.json` among the files of a suite's trial."""
+        """Read the scores of a suite's trial from its file `scores.json`."""
 
     def read_outcomes(self) -> Outcomes | None:
         """Return which questions an ablation's trial answered correctly, or None if its evaluation is not stored."""
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Return the content of a JSON file among the files of the trial."""
+        """Return the content of the trial's JSON file at `path`."""
 
 
 class Run(Protocol):
-    """A run that stages report to: one for all stages of a pipeline run, and one for each trial nested in it.
+    """A tracker run for stages to log to. A pipeline run has one run for all stages, and a nested run for each trial.
 
-    Stages may be retried, so anything that is logged twice is stored once.
+    Stages may be retried, so a value that is logged twice is stored once.
     """
 
     @property
     def id(self) -> str:
-        """The id by which other processes find the run."""
+        """Id by which other processes find the run."""
 
     @property
     def name(self) -> str:
-        """The readable name."""
+        """Readable name."""
 
     def log_params(self, config: Mapping[str, Any]) -> None:
-        """Log nested settings. Raises ConfigMismatch if the run has other values."""
+        """Log nested settings. Raise ConfigMismatch if the run already has different values."""
 
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Log results."""
+        """Log results by metric name."""
 
     def read_metrics(self) -> Mapping[str, float]:
-        """Return the newest value of each metric that the run has so far."""
+        """Return the newest value of each metric."""
 
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
-        """Copy a file, or all files below a directory, into a folder of the run."""
+        """Copy a file, or all files below a directory, into the run's folder `path`."""
 
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None:
-        """Log the corpora that the run reads. `source` is their location."""
+        """Log the corpora that the run reads from the location `source`."""
 
     def annotate(self, text: str) -> None:
-        """Set the description, in Markdown. A link to `artifact:FOLDER/FILE` leads to a file of the run."""
+        """Set the run's description, in Markdown. A link to `artifact:FOLDER/FILE` opens a file of the run."""
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
-        """Log the points of a `metrics.jsonl` that the tracker has not received during the training."""
+        """Log all points of a `metrics.jsonl` that the tracker did not receive during the training."""
 
     def follow(self, path: Path) -> Tracker:
-        """Return the tracker of a training run, which writes points to a file and sends them during the training."""
+        """Return a tracker for a training run. It writes points to a file, and sends them during the training."""
 
     def trials(self) -> Sequence[TrialRun]:
         """Return the trials of a sweep, oldest first."""
 
     def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
-        """End the run as FINISHED, FAILED or KILLED. `stage` names the stage that failed, `message` says why."""
+        """End the run as FINISHED, FAILED or KILLED. Store the name of the failed stage and the error message."""
 
     @property
     def page(self) -> str:
-        """The URL of the run's page, or "" without a server."""
+        """URL of the run's page, or "" without a server."""
 
     def describe(self) -> str:
-        """Return instructions for opening the run's page, as lines for the console, or "" if there are no pages."""
+        """Return console instructions for opening the run's page, or "" if the tracker has no pages."""
 
 
 class RunTracker(Protocol):
-    """Opens and finds runs. A module can implement this protocol."""
+    """A tracker, which opens and finds runs. A module can implement this protocol."""
 
     def open_run(self, key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> Run:
-        """Find or open the run of a pipeline run, or of a trial nested in it.
+        """Find or open the tracker's run for a pipeline run, or the nested run for a trial.
 
         Args:
             key: id of the pipeline run.
             name: readable name.
             store: directory, or s3://bucket/prefix.
             local_store: local directory of the store, for a tracker that stores files.
-            trial: the trial whose nested run is opened, if any.
+            trial: trial of the nested run; None: open the run for the pipeline run.
         """
 
     def find_run(self, run_id: str) -> Run:
-        """Return the run with an id, which another process has opened."""
+        """Return a run that another process has opened."""
 
     def end_unfinished(self, key: str, local_store: Path, status: str, stage: str, message: str) -> None:
-        """End the run of a pipeline run and its nested trials, unless they have ended or do not exist."""
+        """End the tracker's run for a pipeline run and all nested runs. Skip runs that have ended or do not exist."""
 
     def check_sweeps(self) -> None:
-        """Raise ConfigError if the tracker does not store trials, because sweeps read them."""
+        """Raise ConfigError if the tracker does not store the trials that sweeps read."""
 
     def find_ablation(self, ablation: str, local_store: Path) -> Run:
-        """Return the run of an ablation. Raise InputError if there is none.
+        """Return the run of an ablation. Raise InputError if the run does not exist.
 
         Args:
             ablation: id or name of the ablation, or `latest`.
@@ -134,7 +135,7 @@ class RunTracker(Protocol):
 
 
 class Untracked:
-    """The tracker `none`, which is also its own run: it stores nothing, so curves are only in the artifacts."""
+    """The tracker `none` and its run in one class. It stores nothing, so curves are only in the artifacts."""
 
     id = ""
     name = ""
@@ -186,10 +187,10 @@ TRACKERS: dict[str, Callable[[], RunTracker]] = {"mlflow": _mlflow, "none": Untr
 
 
 def get_tracker(name: str = "") -> RunTracker:
-    """Return a tracker by name; by default, the tracker that INFOXLM_TRACKER names, or MLflow.
+    """Return the tracker with a name. The default is the tracker that INFOXLM_TRACKER names, or MLflow.
 
     Raises:
-        ConfigError: there is no such tracker.
+        ConfigError: the tracker does not exist.
     """
     name = name or os.environ.get(VARIABLE) or "mlflow"
     if name not in TRACKERS:
@@ -198,15 +199,15 @@ def get_tracker(name: str = "") -> RunTracker:
 
 
 def open_run(store: str, trial: Mapping[str, Any] | None = None, tracker_name: str = "") -> Run:
-    """Find or open the run of this pipeline run, or of a trial nested in it.
+    """Find or open the tracker's run for this pipeline run, or the nested run for a trial.
 
     Args:
         store: directory, or s3://bucket/prefix.
-        trial: the trial of an ablation or a suite.
+        trial: trial of an ablation or a suite.
         tracker_name: see `get_tracker`.
 
     Raises:
-        ConfigError: there is no such tracker, or it does not store trials.
+        ConfigError: the tracker does not exist, or it does not store trials.
     """
     key = runtime.read_run_id()
     name = os.environ.get("RUN_NAME", key)
@@ -215,6 +216,6 @@ def open_run(store: str, trial: Mapping[str, Any] | None = None, tracker_name: s
 
 
 def end_unfinished(store: str, final: FinalStatus) -> None:
-    """End the tracker's run of this pipeline run, unless it has ended or does not exist."""
+    """End the tracker's run for this pipeline run, unless the run has ended or does not exist."""
     local_store = artifacts.local_directory(store)
     get_tracker().end_unfinished(runtime.read_run_id(), local_store, final.status, final.failed_stage, final.message)

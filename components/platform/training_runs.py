@@ -1,13 +1,14 @@
-"""Runs: folders of a store with the checkpoints of a training, and the choice of the run that a training continues.
+"""Training runs: store folders with checkpoints, and the choice of the run to continue.
 
 STORE/runs/pretrained-77b0…/lease.json            the process that may write (`lease`)
                            /step=0000000400/      a checkpoint; its manifest.json is written last
-                           /saved.json            the step that was saved last
+                           /saved.json            the last saved step
                            /stop                  a request to save and stop
-STORE/begun/PIPELINE.json                         the training that a pipeline started last
+STORE/begun/PIPELINE.json                         the training run that a pipeline started last
 
-A run is named by a digest of everything that decides its result. A training with other data or settings would therefore
-silently start at step 0 in another run, so `choose_run` compares each training with the pipeline's previous training.
+A run's name contains a digest of everything that determines its result. After a change of data or settings, training
+would therefore silently start at step 0 in a new run. To prevent this, `choose_run` compares a pipeline's new training
+run with its previous one.
 """
 
 import json
@@ -35,7 +36,7 @@ _CHECKPOINT_PREFIX = "step="
 
 
 class StartedTraining(TypedDict):
-    """The training that a pipeline started last: the content of STORE/begun/PIPELINE.json."""
+    """Content of STORE/begun/PIPELINE.json: the training run that a pipeline started last."""
 
     pipeline_run: str
     run: str
@@ -51,21 +52,22 @@ def choose_run(
     inputs: Mapping[str, str],
     trial: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the name of the folder of STORE/runs for the checkpoints of a training run, and record the training.
+    """Choose and record the run to train in. Return the name of its checkpoint folder in STORE/runs.
 
-    If the pipeline's previous training is unfinished and has other settings, it is not continued. That is an error if
-    this pipeline run started it. Otherwise, the new settings are intended, and a warning names the unfinished training.
+    The pipeline's previous training run is not continued if its settings or data differ. If it is unfinished and was
+    started by this same pipeline run, the difference is an error. If an earlier pipeline run started it, the change is
+    assumed to be intended, and a warning names the unfinished run.
 
     Args:
         store: directory, or s3://bucket/prefix.
-        kind: kind of the artifact that the training produces.
-        name: name of that artifact.
-        config: settings of the training; `checkpoints.resume` names a run to continue.
-        inputs: digests of the inputs by name, to report the inputs that differ.
-        trial: the trial of an ablation to which the training belongs.
+        kind: kind of the trained artifact.
+        name: name of the trained artifact.
+        config: training settings; `checkpoints.resume` names a run to continue.
+        inputs: input digests by name, for reporting differences.
+        trial: trial of an ablation, if the training is for a trial.
 
     Raises:
-        ConfigMismatch: this pipeline run started a training run with other settings, data or version of the stage.
+        ConfigMismatch: this pipeline run has started a training run with different settings, data or stage version.
         InputError: `checkpoints.resume` does not name a run with a checkpoint.
         ConfigError: `checkpoints.resume` is set for a trial of an ablation.
     """
@@ -97,20 +99,19 @@ def choose_run(
 
 
 def _read_started_training(store: str, path: str) -> StartedTraining | None:
-    """Return the training that a pipeline started last, or None if it has started none."""
+    """Return the training run that a pipeline started last, or None for a pipeline without training runs."""
     content = artifacts.read(store, path)
     if content is None:
         return None
-    started: StartedTraining = user_files.parse_json(
-        content, StartedTraining, f"{store}/{path}", "delete it, then run again"
-    )
+    remedy = "delete it, then run again"
+    started: StartedTraining = user_files.parse_json(content, StartedTraining, f"{store}/{path}", remedy)
     return started
 
 
 def _refuse_or_warn_about_change(store: str, previous: StartedTraining, current: StartedTraining) -> None:
-    """Raise ConfigMismatch if this pipeline run started the previous, unfinished training with other settings.
+    """Report that the previous, unfinished training run differs from the current one.
 
-    If another pipeline run started it, log a warning that it is not continued.
+    Raise ConfigMismatch if this pipeline run started the previous training run. Otherwise, log a warning.
     """
     changes = fingerprint.list_differences(previous["fingerprint"], current["fingerprint"])
     unfinished_run = f"{store}/runs/{previous['run']}"
@@ -125,7 +126,7 @@ def _refuse_or_warn_about_change(store: str, previous: StartedTraining, current:
 
 
 def _name_pipeline(trial: Mapping[str, Any] | None) -> str:
-    """Return a file name for a pipeline or one of its trials, which is the same in all runs of the pipeline."""
+    """Return a file name for a pipeline or a pipeline's trial. The name is the same in all runs of the pipeline."""
     name = os.environ.get("RUN_NAME") or runtime.read_run_id()
     if trial:
         name = f"{name} {trial['variant']} {trial['seed']}"
@@ -133,16 +134,16 @@ def _name_pipeline(trial: Mapping[str, Any] | None) -> str:
 
 
 def _has_saved(store: str, run: str) -> bool:
-    """Return whether a run has ever saved a checkpoint."""
+    """Return whether a training run has ever saved a checkpoint."""
     return artifacts.read(store, f"runs/{run}/saved.json") is not None
 
 
 class RemoteRun:
-    """The checkpoints of one run in a storage, for workers that share no disk. Implements `RemoteCheckpoints`.
+    """Checkpoints of a training run in a storage, for workers that share no disk. Implements `RemoteCheckpoints`.
 
     Args:
         url: URL of the run's folder.
-        holder: name of the lease's holder. A restarted worker with the same name takes the lease without waiting.
+        holder: name of the lease holder. A restarted worker with the same name takes the lease without waiting.
     """
 
     def __init__(self, url: str, holder: str) -> None:
@@ -154,10 +155,10 @@ class RemoteRun:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lease of the run inside the block, after removing incomplete uploads and checkpoints."""
+        """Hold the run's lease inside the block. First remove incomplete uploads and checkpoints."""
         with Lease(f"{self.url}/lease.json", self.holder, periodic_check=self._check_for_stop) as self._lease:
             self._store.sweep()
-            self.delete_stop_request()  # the request was meant for an earlier process
+            self.delete_stop_request()  # an old request was meant for an earlier process
             incomplete_checkpoints = set(self._checkpoint_folders()) - set(self.names())
             for name in incomplete_checkpoints:
                 artifact_files.delete(f"{self.url}/{name}")
@@ -173,29 +174,29 @@ class RemoteRun:
         artifact_files.download(f"{self.url}/{name}", directory)
 
     def send(self, directory: Path, keep: int, damaged_names: Collection[str] = (), rewind_interval: int = 0) -> None:
-        """Upload a checkpoint, and delete older checkpoints that `select_outdated` selects.
+        """Upload a checkpoint, and delete the older checkpoints that `select_outdated` selects.
 
         The lease is renewed before the manifest is uploaded, so a worker that has lost the lease cannot complete a
         checkpoint.
 
         Args:
-            directory: the checkpoint.
+            directory: local directory of the checkpoint.
             keep: number of newest checkpoints to keep.
-            damaged_names: names of checkpoints that are known to be damaged.
-            rewind_interval: steps between two checkpoints to which a training may rewind, or 0 if it never rewinds.
+            damaged_names: names of damaged checkpoints.
+            rewind_interval: number of steps between rewind targets; 0: training never rewinds.
         """
         lease = self._held_lease()
         artifact_files.upload(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
-        # This module imports torch, which a step that only chooses a run does not need.
+        # Import this here, because it imports torch, which a step that only chooses a run does not need.
         from infoxlm_core.training.checkpoints import select_outdated
 
         for outdated_name in select_outdated(self.names(), keep, damaged_names, rewind_interval):
-            with suppress(InfoXLMError):  # the next save tries again
+            with suppress(InfoXLMError):  # the next save tries to delete the checkpoint again
                 artifact_files.delete(f"{self.url}/{outdated_name}")
 
     def drop(self, name: str) -> None:
-        """Delete a checkpoint. Raises Fenced if another process has taken the run over."""
+        """Delete a checkpoint. Raise Fenced if another process has taken the lease."""
         self._held_lease().renew()
         artifact_files.delete(f"{self.url}/{name}")
 
@@ -204,7 +205,7 @@ class RemoteRun:
         return self._store.get("saved.json") is not None
 
     def is_stop_requested(self) -> bool:
-        """Return whether this process has been asked to save and stop."""
+        """Return whether this process was asked to save and stop."""
         return self._stop_requested
 
     def delete_stop_request(self) -> None:
@@ -213,13 +214,13 @@ class RemoteRun:
         self._stop_requested = False
 
     def _held_lease(self) -> Lease:
-        """Return the lease. Raise RuntimeError outside of `held`."""
+        """Return the lease. Raise RuntimeError outside `held`."""
         if self._lease is None:
             raise RuntimeError("call this inside `with run.held()`")
         return self._lease
 
     def _check_for_stop(self) -> None:
-        """Note a request to stop that names this holder or nobody; two pipeline runs may share a training run."""
+        """Check for a stop request. Ignore a request for another holder, because pipeline runs may share this run."""
         request = self._store.get("stop", quick=True)
         if request is None:
             return
@@ -228,5 +229,5 @@ class RemoteRun:
             self._stop_requested = True
 
     def _checkpoint_folders(self) -> list[str]:
-        """Return the names of checkpoints, complete or not, oldest first."""
+        """Return the names of all checkpoints, including incomplete checkpoints, oldest first."""
         return [name for name in self._store.folders() if name.startswith(_CHECKPOINT_PREFIX)]

@@ -1,7 +1,7 @@
 """The connection to MLflow: a server, or a SQLite file in the local store.
 
-The platform sets MLFLOW_TRACKING_URI; it is never a pipeline parameter. Without it, MLflow stores everything in a
-SQLite file of the local store. MLflow takes seconds to import, so functions import it where they use it.
+The platform sets MLFLOW_TRACKING_URI, which is never a pipeline parameter. Without this variable, MLflow uses a SQLite
+file in the local store. MLflow takes seconds to import, so functions import it where they use it.
 """
 
 import functools
@@ -20,37 +20,36 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ARTIFACTS = "mlartifacts"
-"""Folder of the artifacts, beside the SQLite file."""
+"""Artifact folder beside the SQLite file."""
 _SQLITE_FILE_URI = re.compile(r"sqlite:///(?!:memory:)[^?]+(\?.*)?")
-_ANSWER_SECONDS = 60.0  # an overloaded server answers late, and a broken one never
+_ANSWER_SECONDS = 60.0  # an overloaded server may answer late
 
 
 def tracking_uri(store: Path) -> str:
     """Return MLFLOW_TRACKING_URI, or the URI of the SQLite file in the directory `store`.
 
     Raises:
-        InputError: the path of the store has a character that such a URI cannot contain.
+        InputError: the store's path has a character that is special in a URI.
     """
     uri_from_environment = os.environ.get("MLFLOW_TRACKING_URI")
     if uri_from_environment:
         return uri_from_environment
     database = store.resolve() / "mlflow.db"
-    # These characters have a special meaning in a URI.
-    if any(character in str(store.resolve()) for character in "%?#"):
+    if any(character in str(store.resolve()) for character in "%?#"):  # these characters are special in a URI
         raise InputError(f"{store}: the path of MLflow's database must not contain %, ? or #: rename the store")
     return f"sqlite:///{database}"
 
 
 def public_uri(store: Path) -> str:
-    """Return `tracking_uri` without a password."""
+    """Return `tracking_uri` without its password."""
     return without_password(tracking_uri(store))
 
 
 def check_uri(uri: str) -> None:
-    """Check a tracking URI before MLflow uses it. MLflow would wait for minutes, or fail with an unclear message.
+    """Check a tracking URI, because MLflow itself would wait for minutes or fail with an unclear message.
 
     Raises:
-        InputError: the URI is neither a server nor a file that is, or may become, MLflow's database.
+        InputError: the URI names neither a server nor a possible database file.
         StorageUnavailable: the server accepts the connection but does not answer.
     """
     setting = f"MLFLOW_TRACKING_URI={without_password(uri)}"
@@ -76,7 +75,7 @@ def check_uri(uri: str) -> None:
 def _check_server_answers(uri: str) -> None:
     """Raise StorageUnavailable if a server accepts connections but does not answer. MLflow would wait for 8 minutes.
 
-    A server that refuses connections may be starting, so that case is left to MLflow's own retries.
+    A server that refuses connections may still be starting. In this case, MLflow's own retries apply.
     """
     import requests
 
@@ -93,7 +92,7 @@ def _check_server_answers(uri: str) -> None:
 
 
 def connect(store: Path) -> "MlflowClient":
-    """Connect this process and its child processes to the MLflow server, or to the SQLite file of the store.
+    """Connect this process and its child processes to the MLflow server, or to the store's SQLite file.
 
     Raises:
         InputError, StorageUnavailable: see `check_uri` and `translate_errors`.
@@ -103,9 +102,9 @@ def connect(store: Path) -> "MlflowClient":
     check_uri(uri)
     import mlflow
 
-    for logger_name in ("mlflow", "alembic"):  # creating a SQLite file logs dozens of lines about migrations
+    for logger_name in ("mlflow", "alembic"):  # they log dozens of lines about migrations of a new SQLite file
         logging.getLogger(logger_name).setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs stack traces of errors we translate
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs stack traces of translated errors
     mlflow.set_tracking_uri(uri)  # also sets MLFLOW_TRACKING_URI
     database = _find_sqlite_file(uri)
     if not database:
@@ -117,17 +116,17 @@ def connect(store: Path) -> "MlflowClient":
     except OSError as error:
         known_error = user_files.translate_error(error)
         raise known_error or InputError(f"{directory} cannot be created ({error}): choose another directory") from None
-    # The client creates the tables of a new file. Two processes that create them at the same time would both fail.
+    # The client creates the tables of a new file. Without the lock, two clients would do so at the same time and fail.
     with locks.acquire(directory / ".mlflow.lock"), translate_errors(str(database)):
         return mlflow.MlflowClient()
 
 
 def connect_existing(store: Path) -> "MlflowClient":
-    """Connect as `connect` does, but refuse a store without a database, because its name is probably mistyped.
+    """Call `connect`, but refuse a store without a database, because the store's name is probably mistyped.
 
     Raises:
-        InputError: there is no database.
-        and the errors of `connect`.
+        InputError: the database does not exist.
+        InputError, StorageUnavailable: see `connect`.
     """
     database = _find_sqlite_file(tracking_uri(store))
     if database and not database.exists():
@@ -136,7 +135,7 @@ def connect_existing(store: Path) -> "MlflowClient":
 
 
 def artifact_root() -> str:
-    """Return the URI below which all artifacts are: beside the SQLite file, or behind the server."""
+    """Return the root URI of all artifacts, which are beside the SQLite file or behind the server."""
     database = _find_sqlite_file(os.environ["MLFLOW_TRACKING_URI"])
     if database:
         return (database.resolve().parent / ARTIFACTS).as_uri()
@@ -144,9 +143,10 @@ def artifact_root() -> str:
 
 
 def check_location(location: str) -> None:
-    """Raise InputError if artifacts are not below `artifact_root`, for instance because the store was moved.
+    """Raise InputError if an artifact location is not below `artifact_root`, for example after the store was moved.
 
-    Such artifacts are not read, because a user of MLflow can let an experiment or a model point to any path.
+    Other locations must not be read, because an MLflow user can set the location of an experiment or a model to any
+    path.
     """
     root = artifact_root()
     is_below_root = location == root or location.startswith(root.rstrip("/") + "/")
@@ -160,10 +160,10 @@ def check_location(location: str) -> None:
 
 
 def quote(value: str) -> str:
-    """Return a value in quotation marks for a filter of MLflow's search, which has no escape character.
+    """Return a value in quotation marks for a search filter. MLflow's filters have no escape character.
 
     Raises:
-        InputError: the text contains a backtick, or both other kinds of quotation marks.
+        InputError: the value contains a backtick, or both single and double quotation marks.
     """
     for quotation_mark in "'\"":
         if quotation_mark not in value and "`" not in value:
@@ -172,7 +172,7 @@ def quote(value: str) -> str:
 
 
 def _find_sqlite_file(uri: str) -> Path | None:
-    """Return the file that a SQLite URI names, or None for the URI of a server."""
+    """Return the path of a SQLite URI's file, or None for a server's URI."""
     if not uri.startswith("sqlite://"):
         return None
     path, _, _ = uri.removeprefix("sqlite:///").partition("?")

@@ -1,8 +1,8 @@
-"""Copy a registered version to another registered model of the same server, or to another server.
+"""Copy a registered version to another registered model on the same server, or to another server.
 
-MLflow keeps the URI and the login of its server in the environment and in global state, so calls to another server run
-in their own process. MLflow's variables with the prefix TARGET_ hold the login of the other server:
-TARGET_MLFLOW_TRACKING_USERNAME, …_PASSWORD, …_TOKEN and others.
+MLflow keeps the URI and the login of a server in the environment and in global state. Therefore, calls to the target
+server run in their own process. Variables with the prefix TARGET_ hold the login of the target server, such as
+TARGET_MLFLOW_TRACKING_USERNAME, …_PASSWORD and …_TOKEN.
 """
 
 import logging
@@ -29,34 +29,34 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ORIGIN = "copied_from"
-"""Tag of a copy: the version that was copied."""
+"""Tag of a copy: the original version."""
 _TARGET_PREFIX = "TARGET_"
 _SERVER_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
-"""Environment variables that are only valid on the server of this process."""
+"""Environment variables that are valid only for this process's own server."""
 _ROLE_TAGS = (GATE, DECISION, PREVIOUS)
-"""Tags that describe the version's role in its registered model, and are not copied."""
+"""Tags that describe a version's role in its registered model. They are not copied."""
 
 
 @dataclass(frozen=True)
 class VersionCopy:
-    """A version to register on another server."""
+    """A version to register on the target server."""
 
     name: str
-    """Name of the registered model on the other server."""
+    """Name of the registered model on the target server."""
     digest: str
-    """Digest by which a second call finds the copy."""
+    """Digest of the version, by which a repeated call finds an existing copy."""
     tags: dict[str, str]
-    """All tags of the version."""
+    """All tags of the original version."""
     origin: str
-    """Server and version from which it is copied."""
+    """Server and name of the original version."""
     store: Path
-    """Directory with MLflow's database if MLFLOW_TRACKING_URI names no server."""
+    """Directory with MLflow's database if MLFLOW_TRACKING_URI is not set."""
 
 
 def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVersion":
-    """Copy a version to another registered model of the same server, once per digest, and make it `candidate` there.
+    """Copy a version to another registered model on the same server, and give the copy the alias `candidate`.
 
-    Both versions point to the same files.
+    An existing copy with the same digest is reused. The version and its copy share their files.
     """
     digest = model_versions.read_digest(version)
     origin = model_versions.make_uri(version)
@@ -67,22 +67,24 @@ def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: st
 
 
 def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a process that is connected to another server. Return its result, or raise its error."""
-    spawn = multiprocessing.get_context("spawn")  # a forked process would share the connections of this one
+    """Call a function in a new process that is connected to another server. Return its result, or raise its error."""
+    spawn = multiprocessing.get_context("spawn")  # a forked process would share this process's connections
     with ProcessPoolExecutor(1, spawn, initializer=_switch_server, initargs=(uri,)) as executor:
         return executor.submit(function, *arguments).result()
 
 
 def register(client: "MlflowClient", version_copy: VersionCopy, files: Path) -> "ModelVersion":
-    """Register a copy on the server of this process, once per digest, and give it the alias `candidate`.
+    """Register a copy on this process's server, and give the copy the alias `candidate`.
+
+    An existing copy with the same digest is reused.
 
     Args:
-        client: client of the registry.
+        client: registry client.
         version_copy: the version to register.
-        files: folder with all files of the version.
+        files: local folder with all files of the version.
 
     Raises:
-        DataCorrupt: the files on the server are not those that were sent.
+        DataCorrupt: the files on the server differ from the local files.
         InputError: the server refuses.
         StorageUnavailable: the server does not answer.
     """
@@ -96,7 +98,7 @@ def register(client: "MlflowClient", version_copy: VersionCopy, files: Path) -> 
             copied_tags = {key: value for key, value in version_copy.tags.items() if key not in _ROLE_TAGS}
             model_versions.create_version(client, name, source, run_id, copied_tags)
         version = _make_candidate(client, name, version_copy.digest, version_copy.origin)
-        # The download also checks the signature and the registered digest.
+        # `checked_download` verifies the signature and the registered digest.
         with model_versions.checked_download(client, version) as received_files:
             _compare_files(files, received_files, f"{name} version {version.version}")
     MlflowRun(run_id).end()
@@ -104,7 +106,7 @@ def register(client: "MlflowClient", version_copy: VersionCopy, files: Path) -> 
 
 
 def _switch_server(uri: str) -> None:
-    """Point the environment of this process to another server, with the login in the TARGET_ variables."""
+    """Set this process's environment to another server, with the login from the TARGET_ variables."""
     for variable in list(os.environ):
         if variable.startswith("MLFLOW_TRACKING_") or variable in _SERVER_VARIABLES:
             del os.environ[variable]
@@ -115,9 +117,9 @@ def _switch_server(uri: str) -> None:
 
 
 def _compare_files(sent_files: Path, received_files: Path, version: str) -> None:
-    """Raise DataCorrupt if the encoder, its evaluation, its signature or its card differs between two folders.
+    """Raise DataCorrupt if the model, its evaluation, signature or card differs between two folders.
 
-    The other files of a version are not compared, because MLflow changes them.
+    Other files are not compared, because MLflow changes them.
     """
     for name in (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD):
         sent = sent_files / name
@@ -129,13 +131,13 @@ def _compare_files(sent_files: Path, received_files: Path, version: str) -> None
 
 
 def _make_candidate(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
-    """Tag the version with a digest with its origin, give it the alias `candidate`, and return it.
+    """Find the copy with this digest, tag it with its origin, and give it the alias `candidate`. Return the copy.
 
-    Duplicates of the version are deleted. The alias is set last, so that a candidate always has its tags.
+    Duplicate copies are deleted. The alias is set last, so that a candidate always has its tags.
     """
     version = model_versions.keep_oldest(client, name, digest)
     if ORIGIN not in version.tags:
-        # MLflow copies all tags within a server, also those that describe the role of the original.
+        # Within a server, MLflow copies all tags, including those that describe the original's role.
         for tag in version.tags.keys() & set(_ROLE_TAGS):
             client.delete_model_version_tag(name, version.version, tag)
         client.set_model_version_tag(name, version.version, ORIGIN, origin)

@@ -1,4 +1,4 @@
-"""Translate errors of MLflow, its server and its database to InfoXLMErrors."""
+"""Translate errors from MLflow, its server and its database to InfoXLMErrors."""
 
 import os
 import re
@@ -13,15 +13,15 @@ from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable, la
 def translate_errors(
     subject: str, account: str = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 ) -> Iterator[None]:
-    """Translate errors of MLflow to InfoXLMErrors of one line each.
+    """Translate MLflow's errors inside the block to InfoXLMErrors with one-line messages.
 
     Args:
-        subject: the object that the block reads or changes; each message begins with it.
-        account: environment variables with the login, to name in messages.
+        subject: object that the block reads or changes, for the beginning of each message.
+        account: environment variables with the login, for messages about a refused account.
 
     Raises:
         StorageUnavailable: MLflow does not answer or is not ready, or its database is busy.
-        StorageFull: there is no space left.
+        StorageFull: no space is left.
         InputError: MLflow refuses or fails, or its database is damaged.
     """
     from mlflow.exceptions import MlflowException
@@ -44,7 +44,7 @@ def translate_errors(
 
 @contextmanager
 def ignore_error(code: str) -> Iterator[None]:
-    """Leave the block silently if MLflow refuses a request with this error code, such as RESOURCE_ALREADY_EXISTS."""
+    """Suppress MLflow errors with this code, such as RESOURCE_ALREADY_EXISTS, inside the block."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -55,9 +55,9 @@ def ignore_error(code: str) -> Iterator[None]:
 
 
 def _translate_database_error(error: Exception, subject: str, status: int) -> InfoXLMError | None:
-    """Translate an error of a database that this process opens itself. Return None for any other error."""
+    """Translate an error from a database that this process opens itself. Return None for any other error."""
     reason = one_line(error)
-    if isinstance(error, ImportError):  # the URI names a kind of database whose driver is not installed
+    if isinstance(error, ImportError):  # the driver for this type of database is not installed
         return InputError(f"{subject}: {error}: install it, or give the address of a server, https://…")
     if "out-of-date database schema" in reason:
         remedy = "use that version, or back up the database and call `mlflow db upgrade`"
@@ -75,7 +75,7 @@ def _translate_database_error(error: Exception, subject: str, status: int) -> In
 
 
 def _translate_server_error(error: Exception, subject: str, status: int, account: str) -> InfoXLMError | None:
-    """Translate an error that MLflow's client raised with an HTTP status. Return None if it has no status (0)."""
+    """Translate an error from MLflow's client by its HTTP status. Return None for an error without a status (0)."""
     if not status:
         return None
     reason = one_line(error)
@@ -83,8 +83,8 @@ def _translate_server_error(error: Exception, subject: str, status: int, account
         answered_status = _read_answered_status(error)
         if not answered_status:
             return StorageUnavailable(f"{subject}: MLflow does not answer ({reason}): run again")
-        # MLflow answers 503 while its database is away, and 500 if the request itself is at fault, so that another
-        # attempt would fail as well. Only requests for artifacts fail with 500 while S3 is away.
+        # MLflow answers 503 while its database is unavailable, and 500 if the request itself is at fault, in which case
+        # a retry would fail too. Artifact requests are an exception: they also fail with 500 while S3 is unavailable.
         is_artifact_request = "/mlflow-artifacts/" in str(error)
         if answered_status == 500 and not is_artifact_request:
             return InputError(f"{subject}: MLflow fails with 500 ({reason}): see its log, repair it, then run again")
@@ -97,8 +97,8 @@ def _translate_server_error(error: Exception, subject: str, status: int, account
 def _read_answered_status(error: Exception) -> int:
     """Return the HTTP status of the server's last answer, or 0 if the server did not answer.
 
-    MLflow's client reports 500 in both cases, so the status is only in the messages. The client discards the body of
-    the answer when it gives up repeating the request; the cause is then only in the server's log.
+    MLflow's client reports 500 in both cases, so the actual status is only in the messages. When the client gives up
+    retrying, it discards the answer's body, and the cause is only in the server's log.
     """
     messages = f"{error} {last_cause(error)}"
     match = re.search(r"(?:too many|failed with error code) (\d{3})", messages)

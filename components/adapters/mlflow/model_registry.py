@@ -1,7 +1,8 @@
-"""Register encoders: one version per content digest, with its evaluation, as `candidate` and perhaps `champion`.
+"""Register encoders with their evaluation, one version per content digest.
 
-A version holds the encoder's Hugging Face directory unchanged, in MLflow's transformers flavour, so a model loaded from
-the registry is byte for byte the trained model. `model_versions` lists the other files of a version.
+A new version becomes `candidate`. A version that passes the gate also becomes `champion`. Versions use MLflow's
+transformers flavour and contain the encoder's unchanged Hugging Face directory, so a model from the registry is byte
+for byte the trained model. `model_versions` lists the other files of a version.
 """
 
 import atexit
@@ -32,45 +33,46 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EvaluatedEncoder:
-    """An encoder with its evaluation, which `register` makes a version of a model."""
+    """An encoder and its evaluation, ready for registration."""
 
     directory: Path
-    """A Hugging Face directory with a model in safetensors and its tokenizer."""
+    """Hugging Face directory with a safetensors model and its tokenizer."""
     digest: str
     """Digest of the encoder's content."""
     metrics: Mapping[str, float]
-    """Scores by name. All become tags of the version."""
+    """Scores by metric name, which become tags of the version."""
     run_id: str
-    """The MLflow run that trained the encoder (`runs.open_run`)."""
+    """Id of the MLflow run that trained the encoder (`runs.open_run`)."""
     tags: Mapping[str, str]
     """Further tags, such as the digests of corpus and tokenizer."""
     evaluation: Path
-    """Output of evaluate: model_card.md, scores.json, items.parquet. Missing files are left out."""
+    """Output directory of `evaluate`, with any of model_card.md, scores.json and items.parquet."""
 
 
 @dataclass(frozen=True)
 class Registration:
-    """The result of a registration."""
+    """Result of a registration."""
 
     version: int
     aliases: tuple[str, ...]
     champion: bool
     reason: str
-    """The verdict of the gate, in words."""
+    """The gate's verdict in words."""
 
 
 def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) -> Registration:
-    """Register an encoder as a version of the model `name`, once per digest, and apply the promotion gate to it.
+    """Register an encoder as a version of the model `name`, and apply the promotion gate to the version.
 
-    A second call, or a call after a crash at any point, has the same result. The caller holds `promotion.LOCK`.
+    There is one version per digest. A repeated call has the same result, even after a crash at any point. The caller
+    must hold `promotion.LOCK`.
 
     Args:
         name: name of the registered model.
         encoder: the encoder with its evaluation.
-        gate: least gain by metric; higher scores are better.
+        gate: mapping from metric name to least gain; higher scores are better.
 
     Raises:
-        InputError: a score of the gate is missing or not finite, or the directory holds no encoder.
+        InputError: a score for the gate is missing or not finite, or the directory contains no encoder.
         StorageUnavailable: MLflow does not answer.
     """
     from mlflow import MlflowClient
@@ -92,7 +94,7 @@ def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) ->
 
 
 def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None:
-    """Raise InputError if a metric of the gate has no finite score."""
+    """Raise InputError if a gate metric has no finite score."""
     for metric in gate:
         score = metrics.get(metric)
         if score is None or not math.isfinite(score):
@@ -105,11 +107,11 @@ def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None
 
 
 def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
-    """Log an encoder or translator to its MLflow run, after testing it on one sentence. Return its URI, `models:/m-…`.
+    """Log an encoder or translator to its MLflow run. Test an encoder on one sentence first. Return the model's URI.
 
-    MLflow's own functions are not sufficient: MLflow stores weights and tokenizer in different folders, drops files
-    that it does not know, and cannot log a directory with transformers 5.23. So the folder `model` that MLflow writes
-    is replaced by the encoder's directory.
+    MLflow's own functions are not sufficient: MLflow stores weights and tokenizer in different folders, drops unknown
+    files, and cannot log a directory with transformers 5.23. Therefore, the encoder's directory replaces the folder
+    `model` that MLflow writes. The URI has the form `models:/m-…`.
     """
     import mlflow
 
@@ -118,7 +120,7 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
     description = mlflow.models.Model(logged_model.artifact_location, run_id, model_id=logged_model.model_id)
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder, "encoder")
-        if directories.is_translator(encoder_dir):  # MLflow has no flavour for it
+        if directories.is_translator(encoder_dir):  # MLflow has no flavour for translators
             files.mkdir()
             description.save(files / "MLmodel")
         else:
@@ -134,46 +136,37 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
 
 
 def _save_encoder(encoder_dir: Path, files: Path, description: "MlflowModel", card_file: Path) -> None:
-    """Write MLflow's description of an encoder and its model card, without the weights."""
+    """Write MLflow's description of an encoder and the model card, but not the weights."""
     import mlflow
     from huggingface_hub import ModelCard
 
-    example = _run_example(encoder_dir)
+    pipeline, sentence, output = _run_example(encoder_dir)
     requirements = []
     for library in ("torch", "transformers", "safetensors"):
-        public_version, _, _ = importlib.metadata.version(library).partition("+")  # without a build such as +cu130
+        public_version, _, _ = importlib.metadata.version(library).partition("+")  # drop a suffix such as +cu130
         requirements.append(f"{library}=={public_version}")
     card = None
     if card_file.exists():
         card = ModelCard(card_file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
     mlflow.transformers.save_model(
-        example.pipeline,
+        pipeline,
         files,
         mlflow_model=description,
         model_card=card,
-        signature=mlflow.models.infer_signature([example.sentence], [example.output]),
+        signature=mlflow.models.infer_signature([sentence], [output]),
         pip_requirements=requirements,
     )
     shutil.rmtree(files / model_versions.MODEL)
 
 
-@dataclass(frozen=True)
-class _Example:
-    """One call of a transformers pipeline."""
+def _run_example(encoder_dir: Path) -> tuple[Any, str, Any]:
+    """Test a model by running its transformers pipeline on one sentence. Return (pipeline, sentence, output).
 
-    pipeline: Any
-    sentence: str
-    output: Any
-
-
-def _run_example(encoder_dir: Path) -> _Example:
-    """Call a transformers pipeline of a model on one sentence, which tests the model.
-
-    A model with a language-model head predicts a masked token. Other models compute a vector for each token.
+    A model with a language-model head predicts a masked token. Any other model computes a vector for each token.
     """
     import transformers
 
-    from infoxlm_core.model.huggingface import any_encoder  # takes seconds
+    from infoxlm_core.model.huggingface import any_encoder  # this import takes seconds
 
     model: Any
     tokenizer: Any
@@ -182,16 +175,16 @@ def _run_example(encoder_dir: Path) -> _Example:
         fill_mask = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
         sentence = f"One {tokenizer.mask_token} is hidden."
         (best_prediction,) = fill_mask(sentence, top_k=1)
-        return _Example(fill_mask, sentence, best_prediction["token_str"])
+        return fill_mask, sentence, best_prediction["token_str"]
     extract_features: Any = transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer)
     sentence = "One sentence."
     (token_vectors,) = extract_features(sentence)
-    return _Example(extract_features, sentence, token_vectors[0])
+    return extract_features, sentence, token_vectors[0]
 
 
 def _write_export(encoder_dir: Path, files: Path) -> None:
-    """Export an encoder for sentence-transformers into the files of a version. Log a warning if that is impossible."""
-    from infoxlm_core.stages.export import SENTENCE_TRANSFORMERS, ExportSettings, export  # takes seconds
+    """Add an export for sentence-transformers to a version's files. Log a warning if the export is impossible."""
+    from infoxlm_core.stages.export import SENTENCE_TRANSFORMERS, ExportSettings, export  # this import takes seconds
 
     directory = files / model_versions.EXPORT
     try:
@@ -204,16 +197,16 @@ def _write_export(encoder_dir: Path, files: Path) -> None:
 
 
 def load_encoder(source: str | Path, store: Path) -> Path:
-    """Return the local Hugging Face directory of an encoder, which is downloaded if the registry is remote.
+    """Return the local Hugging Face directory of an encoder. Download the encoder if the registry is remote.
 
     Args:
-        source: a directory, `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
-        store: directory of the store, which has the registry if MLFLOW_TRACKING_URI is not set.
+        source: directory, `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
+        store: local directory of the store, which contains the registry if MLFLOW_TRACKING_URI is not set.
 
     Raises:
-        InputError: there is no such model, or its files are not an encoder.
-        DataCorrupt: the files are not those that were trained or registered.
-        SignatureInvalid: it comes from the registry, a key for verification is set, and the signature does not fit.
+        InputError: the model does not exist, or its files are not an encoder.
+        DataCorrupt: the files differ from the trained or registered files.
+        SignatureInvalid: a verifying key is set, and a registered model has no valid signature.
         StorageUnavailable: MLflow does not answer.
     """
     if not model_versions.is_uri(str(source)):
@@ -223,9 +216,9 @@ def load_encoder(source: str | Path, store: Path) -> Path:
     version = model_versions.find_version(client, str(source))
     with translate_errors(str(source)):
         if client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
-            files = model_versions.download(client, version, "", None)  # without a copy
+            files = model_versions.download(client, version, "", None)  # local files are not copied
         else:
-            # Deleted when this process ends, because the caller may read the files until then.
+            # Delete the files only when this process ends, because the caller may read them until then.
             files = Path(tempfile.mkdtemp(prefix="infoxlm-"))
             atexit.register(shutil.rmtree, files, ignore_errors=True)
             model_versions.download_encoder(client, version, files)
@@ -234,12 +227,12 @@ def load_encoder(source: str | Path, store: Path) -> Path:
 
 
 def copy_to_store(source: str, store: Path) -> Path:
-    """Copy a registered model to the store, where all processes of a run can read it, and return the copy.
+    """Copy a registered model to the store, where all processes of a run can read it. Return the copy's directory.
 
-    A damaged copy is replaced. Raises as `load_encoder` does.
+    A damaged copy is replaced. Raises the errors of `load_encoder`.
     """
     model = load_encoder(source, store)
-    digest = manifests.digest_files(model)  # of all files, because the same weights may have another tokenizer
+    digest = manifests.digest_files(model)  # covers all files, because models may differ only in their tokenizer
     short_digest = digest.removeprefix("sha256:")[:16]
     copy = store.resolve() / "models" / f"registry-{short_digest}"
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -249,19 +242,19 @@ def copy_to_store(source: str, store: Path) -> Path:
         if not copy.is_dir():
             temporary_copy = Path(scratch) / "copy"
             shutil.copytree(model, temporary_copy)
-            manifests.move_into_place(temporary_copy, copy)  # other processes never see a part of the model
+            manifests.move_into_place(temporary_copy, copy)  # other processes never see a partial copy
     return copy
 
 
 def read_registration(uri: str, store: Path) -> Registration:
-    """Return the aliases of a registered version and the gate's verdict on it.
+    """Return the aliases of a registered version and the gate's verdict on the version.
 
     Args:
         uri: `models:/NAME/VERSION` or `models:/NAME@ALIAS`.
-        store: directory of the store, which has the registry if MLFLOW_TRACKING_URI is not set.
+        store: local directory of the store, which contains the registry if MLFLOW_TRACKING_URI is not set.
 
     Raises:
-        InputError: there is no such version.
+        InputError: the version does not exist.
         StorageUnavailable: MLflow does not answer.
     """
     client = connection.connect_existing(store)
@@ -271,7 +264,7 @@ def read_registration(uri: str, store: Path) -> Registration:
 
 
 def _read_registration(client: "MlflowClient", name: str, version: str) -> Registration:
-    """Read the aliases of a version and the gate's verdict from the registry."""
+    """Read a version's aliases and gate verdict from the registry."""
     model_aliases = client.get_registered_model(name).aliases
     version_aliases = sorted(alias for alias, number in model_aliases.items() if int(number) == int(version))
     reason = client.get_model_version(name, version).tags[GATE]

@@ -1,14 +1,15 @@
-"""Versions of registered models: find, create, upload, download and check them.
+"""Find, create, upload, download and check versions of registered models.
 
 A version has these files:
 
-model/                    the encoder's Hugging Face directory, or the translator, byte for byte, with its manifest
+model/                    unchanged Hugging Face directory of the encoder or translator, with its manifest
 evaluation/scores.json    all scores
 evaluation/items.parquet  the answer to each question
-sentence-transformers/    the encoder up to the layer of its vector, as `infoxlm export` writes it
-signature.json            signature of model/, if a key was set
-sentence-transformers.signature.json    the same of sentence-transformers/
-model_card.md, MLmodel    for people, and for MLflow
+sentence-transformers/    the encoder up to its output layer, as `infoxlm export` writes it
+signature.json            signature of model/, if a signing key was set
+sentence-transformers.signature.json    signature of sentence-transformers/, if a signing key was set
+model_card.md             description for people
+MLmodel                   description for MLflow
 """
 
 import re
@@ -36,17 +37,17 @@ EXPORT = "sentence-transformers"
 EXPORT_SIGNATURE = f"{EXPORT}.{signing.FILE}"
 CARD = "model_card.md"
 MADE_AS = "made_as"
-"""Tag: kind and key of the artifact from which the version was created. A version with this tag has our manifest."""
+"""Tag: kind and key of the source artifact. A version with this tag has our manifest."""
 CHAMPION = "champion"
 CANDIDATE = "candidate"
 GATE = "gate"
-"""Tag: the gate's verdict in words. It is set after the alias moves, so a version with it was fully processed."""
+"""Tag: the gate's verdict in words. It is set after the alias moves, so a version with this tag is fully processed."""
 DECISION = "decision"
-"""Tag: the last decision on a version, as JSON, with verdict, intervals, person or run, and time."""
+"""Tag: the last decision on a version as JSON, with the verdict, the intervals, the person or run, and the time."""
 AGAINST = "against"
-"""Tag: `start` if the version must be better than the model that its training started from, to become champion."""
+"""Tag: `start` if the gate also compares the version with the model that its training started from."""
 PREVIOUS = "previous_champion"
-"""Tag of a champion: the version that it replaced."""
+"""Tag of a champion: the replaced version."""
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>[0-9]{1,18}))")
 
 
@@ -61,10 +62,10 @@ def make_uri(version: "ModelVersion") -> str:
 
 
 def find_version(client: "MlflowClient", uri: str) -> "ModelVersion":
-    """Return the version that models:/NAME@ALIAS or models:/NAME/VERSION names.
+    """Return the version with a URI, models:/NAME@ALIAS or models:/NAME/VERSION.
 
     Raises:
-        InputError: the URI is malformed, or there is no such version.
+        InputError: the URI is malformed, or the version does not exist.
     """
     match = _URI.fullmatch(uri)
     if not match:
@@ -75,28 +76,28 @@ def find_version(client: "MlflowClient", uri: str) -> "ModelVersion":
 
 
 def read_digest(version: "ModelVersion") -> str:
-    """Return the digest that a version was registered with.
+    """Return a version's registered digest.
 
     Raises:
-        InputError: the version was not created by `register`, so it has no digest.
+        InputError: the version has no digest, because `register` did not create it.
     """
     digest = version.tags.get("digest")
     if not digest:
         raise InputError(
-            f"{version.name} version {version.version} has no tag digest: give a version that `register` created"
+            f"{version.name} version {version.version} has no tag digest: give a version that `register` has created"
         )
     return str(digest)
 
 
 def find_by_digest(client: "MlflowClient", name: str, digest: str) -> "list[ModelVersion]":
-    """Return all versions of a registered model that have a digest, the oldest first."""
+    """Return all versions of a registered model with this digest, oldest first."""
     filter_string = f"name = {connection.quote(name)} and tags.digest = {connection.quote(digest)}"
     versions = client.search_model_versions(filter_string)
     return sorted(versions, key=lambda version: int(version.version))
 
 
 def keep_oldest(client: "MlflowClient", name: str, digest: str) -> "ModelVersion":
-    """Return the oldest version with a digest. Delete the others, which requests that were sent twice have created."""
+    """Return the oldest version with this digest. Delete its duplicates, which repeated requests may have created."""
     oldest, *duplicates = find_by_digest(client, name, digest)
     for duplicate in duplicates:
         client.delete_model_version(name, duplicate.version)
@@ -104,13 +105,13 @@ def keep_oldest(client: "MlflowClient", name: str, digest: str) -> "ModelVersion
 
 
 def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
-    """Return the digests and keys of the artifacts from which registered versions were created.
+    """Return the digests and keys of the source artifacts of registered versions.
 
     Args:
-        aliases: include only versions with one of these aliases; default: all versions.
+        aliases: aliases of the versions to include; default: include all versions.
 
     Raises:
-        InputError: no model has such an alias.
+        InputError: no model has one of the aliases.
     """
     import mlflow
 
@@ -124,7 +125,7 @@ def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
                 if aliases and str(version.version) not in selected_versions:
                     continue
                 for tag_value in version.tags.values():
-                    _, _, key = str(tag_value).rpartition("/")  # a tag names an artifact as kind/key, or by its digest
+                    _, _, key = str(tag_value).rpartition("/")  # a tag names an artifact as kind/key or by its digest
                     source_artifacts.add(key)
     if unknown_aliases:
         alias = sorted(unknown_aliases)[0]
@@ -133,14 +134,14 @@ def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
 
 
 def create_version(client: "MlflowClient", name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:
-    """Create a version, and the registered model if it does not exist.
+    """Create a version. First create the registered model if it does not exist.
 
     Args:
-        client: client of the registry.
+        client: registry client.
         name: name of the registered model.
-        source: models:/m-…, as `upload` returns it.
-        run_id: the MLflow run that the version belongs to.
-        tags: the tags of the version, `digest` among them.
+        source: URI models:/m-… of the logged model, from `upload`.
+        run_id: id of the MLflow run that trained the model.
+        tags: tags of the version, including `digest`.
     """
     from mlflow.exceptions import MlflowException
 
@@ -148,18 +149,18 @@ def create_version(client: "MlflowClient", name: str, source: str, run_id: str, 
         client.create_registered_model(name)
     try:
         client.create_model_version(name, source, run_id, tags=dict(tags), model_id=source.removeprefix("models:/"))
-    except MlflowException:  # the answer may be lost, so check whether the version exists
+    except MlflowException:  # only the answer may be lost, so check whether the version exists
         if not find_by_digest(client, name, tags["digest"]):
             raise
 
 
 def open_upload(client: "MlflowClient", run_id: str) -> "LoggedModel":
-    """Create an empty logged model in an MLflow run, for `upload` to fill."""
+    """Create an empty logged model in an MLflow run, whose files `upload` uploads."""
     return client.create_logged_model(client.get_run(run_id).info.experiment_id, "encoder", source_run_id=run_id)
 
 
 def upload(client: "MlflowClient", run_id: str, logged_model: "LoggedModel", files: Path) -> str:
-    """Upload the files of a logged model, and make it an output of its run. Return its URI, models:/m-…."""
+    """Upload a logged model's files, and make the model an output of its run. Return its URI, models:/m-…."""
     from mlflow.entities import LoggedModelOutput
 
     client.log_model_artifacts(logged_model.model_id, str(files))
@@ -169,7 +170,7 @@ def upload(client: "MlflowClient", run_id: str, logged_model: "LoggedModel", fil
 
 
 def download(client: "MlflowClient", version: "ModelVersion", path: str, target: Path | None) -> Path:
-    """Download a file or folder of a version, and return its path. Without a target, local files are not copied."""
+    """Download a version's file or folder, and return the local path. Without a target, local files are not copied."""
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
@@ -180,13 +181,13 @@ def download(client: "MlflowClient", version: "ModelVersion", path: str, target:
 
 
 def download_encoder(client: "MlflowClient", version: "ModelVersion", target: Path) -> None:
-    """Download the folder of a version's encoder and its signature, without the form for sentence-transformers."""
+    """Download a version's model folder and its signature, but not the export for sentence-transformers."""
     for name in _list_files(client, version) & {MODEL, signing.FILE}:
         download(client, version, name, target)
 
 
 def _list_files(client: "MlflowClient", version: "ModelVersion", folder: str = "") -> set[str]:
-    """Return the names of the files and folders in a folder of a version, or an empty set if there is none."""
+    """Return the names of all files and folders in a version's folder, or an empty set if the folder does not exist."""
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
@@ -195,43 +196,27 @@ def _list_files(client: "MlflowClient", version: "ModelVersion", folder: str = "
     return {Path(entry.path).name for entry in entries}
 
 
-def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.Outcomes | None:
-    """Return which questions a version answered correctly, or None if it was registered without its answers."""
-    if not _has_answers(client, version):
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        evaluation = download(client, version, EVALUATION, Path(folder))
-        scores = evidence.read_scores(evaluation)
-        answers = evidence.read(evaluation / evidence.FILE, scores["model"])
-        return evidence.Outcomes(answers, scores["pivot"])
+def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: bool = False) -> evidence.Outcomes | None:
+    """Return which questions a model answered correctly, or None if the version has no answers of this model.
 
-
-def read_start_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.Outcomes | None:
-    """Return which questions the model answered correctly from which the training of a version started.
-
-    Returns:
-        None if the version was registered without the answers of that model.
+    Args:
+        client: registry client.
+        version: registered version, with the answers from its evaluation.
+        of_start: whether to read the answers of the model that the version's training started from.
     """
-    if not _has_answers(client, version):
+    if evidence.FILE not in _list_files(client, version, EVALUATION):
         return None
     with tempfile.TemporaryDirectory() as folder:
         evaluation = download(client, version, EVALUATION, Path(folder))
         scores = evidence.read_scores(evaluation)
-        start = evidence.find_start(evaluation / evidence.FILE)
-        if not start:
-            return None
-        answers = evidence.read(evaluation / evidence.FILE, start)
-        return evidence.Outcomes(answers, scores["pivot"])
-
-
-def _has_answers(client: "MlflowClient", version: "ModelVersion") -> bool:
-    """Return whether a version was registered with the answer to each question of its evaluation."""
-    return evidence.FILE in _list_files(client, version, EVALUATION)
+        answers_file = evaluation / evidence.FILE
+        model = evidence.find_start(answers_file) if of_start else scores["model"]
+        return evidence.Outcomes(evidence.read(answers_file, model), scores["pivot"]) if model else None
 
 
 @contextmanager
 def checked_download(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
-    """Download all files of a version into a temporary directory, and check them. Raises as `check_files` does."""
+    """Download all files of a version to a temporary directory, and check them. Raises the errors of `check_files`."""
     with tempfile.TemporaryDirectory(prefix="infoxlm-") as folder:
         files = download(client, version, "", Path(folder))
         check_files(files, version)
@@ -239,23 +224,22 @@ def checked_download(client: "MlflowClient", version: "ModelVersion") -> Iterato
 
 
 def check_files(files: Path, version: "ModelVersion") -> None:
-    """Check that the files of a version are complete, unchanged since the registration, signed, and an encoder.
+    """Check that a version's files contain an encoder, are complete and signed, and match the registered digest.
 
     Args:
-        files: folder with the files of the version.
+        files: local folder with the version's files.
         version: the registered version.
 
     Raises:
-        DataCorrupt: the files are not those that were registered.
-        SignatureInvalid: a key for verification is set, and the signature does not fit.
+        DataCorrupt: the files differ from the registered files.
+        SignatureInvalid: a verifying key is set, and the model has no valid signature.
         InputError: the files are not an encoder.
     """
     model = files / MODEL
     name = f"{version.name} version {version.version}"
     signing.verify(model, files / signing.FILE, name)
-    # Versions that other tools registered have no manifest. If a tag says that we made it, the manifest must be there.
-    has_manifest = (model / manifests.NAME).is_file() or MADE_AS in version.tags
-    if has_manifest:
+    # Versions registered by other tools have no manifest. A version with our tag `MADE_AS` must have one.
+    if (model / manifests.NAME).is_file() or MADE_AS in version.tags:
         kind = "translator" if directories.is_translator(model) else "encoder"
         digest = manifests.load_verified(model, kind, producer="the registration of another version")["digest"]
         registered_digest = version.tags.get("digest", "nothing")

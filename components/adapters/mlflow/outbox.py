@@ -1,4 +1,4 @@
-"""Send the curves of a training run to MLflow: a background thread ships its `metrics.jsonl` to a run."""
+"""Send the curves of a training run to MLflow. A background thread ships the file `metrics.jsonl`."""
 
 import logging
 import os
@@ -15,14 +15,14 @@ from infoxlm_core.training.tracker import FileTracker, parse
 logger = logging.getLogger(__name__)
 
 _RETRY_VARIABLES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
-"""MLflow's limits while the thread ships: few retries and 5 seconds, because the thread itself retries."""
-_MAX_PAUSE_SECONDS = 60  # between two attempts to reach a server that does not answer
+"""Settings of MLflow's client while the thread ships. Its limits are low, because the thread itself retries."""
+_MAX_PAUSE_SECONDS = 60  # longest pause between attempts while the server does not answer
 
 
 def make_metrics(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:
-    """Return the values of one step as metrics of MLflow.
+    """Return one step's values as MLflow metrics.
 
-    MLflow stores a repeated metric once only if its timestamp is the same, so the timestamp is computed from the step.
+    MLflow merges repeated values only if their timestamps are equal, so the timestamp is computed from the step.
     """
     from mlflow.entities import Metric
 
@@ -30,29 +30,29 @@ def make_metrics(values: Mapping[str, float], step: int, start_ms: int) -> list[
 
 
 def ship(path: Path, run_id: str, prefix: str = "") -> None:
-    """Send all metrics in a `metrics.jsonl` that MLflow does not have yet, with `prefix` before each name."""
+    """Send all metrics of a `metrics.jsonl` that MLflow does not have yet. Add a prefix to the metric names."""
     with translate_errors(f"{path} -> MLflow run {run_id}"):
         _Outbox(path, run_id, prefix).ship()
 
 
 class MlflowTracker:
-    """Tracker of a training run that writes metrics to a file, from which a background thread sends them to MLflow.
+    """Tracker of a training run. It writes metrics to a file, and a background thread sends the file to MLflow.
 
-    Training neither waits for MLflow nor sees its errors: metrics that are not sent stay in the file, and a restart or
-    `ship` sends them. Only a rewind waits, because it truncates the file. MLflow keeps the metrics of the steps that it
-    cuts off, so those of the repeated steps get other names, such as `rewind1/loss/mlm`.
+    Training neither waits for MLflow nor sees its errors: unsent metrics stay in the file until a restart or `ship`
+    sends them. Only a rewind waits, because it truncates the file. MLflow keeps the metrics of the truncated steps, so
+    metrics of repeated steps get new names, such as `rewind1/loss/mlm`.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._file = FileTracker(path)
         self._outbox = _Outbox(path, run_id)
         self._closing = threading.Event()
-        self._deadline = 0.0  # for shipping after close(), on the monotonic clock
+        self._deadline = 0.0  # end of the time for shipping after close(), on the monotonic clock
         self._thread = threading.Thread(target=self._ship_until_closed, name="mlflow-tracker", daemon=True)
         self._previous_environment: dict[str, str | None] = {}  # values of `_RETRY_VARIABLES` before the thread started
 
     def resume(self, step: int) -> None:
-        """Truncate the file after a step, and start shipping it."""
+        """Delete the file's lines after a step, and start the background thread."""
         if self._thread.is_alive():
             self._outbox.ship_and_truncate(self._file, step)
             return
@@ -62,7 +62,7 @@ class MlflowTracker:
         self._thread.start()
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Log values of a step to the file."""
+        """Log a step's values to the file."""
         self._file.log(step, values)
 
     def sync(self) -> None:
@@ -70,7 +70,7 @@ class MlflowTracker:
         self._file.sync()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Send the remaining metrics for at most `timeout` seconds, and log how many lines are not in MLflow."""
+        """Send the remaining metrics for at most `timeout` seconds. Log a warning with the number of unsent lines."""
         self._file.close()
         self._deadline = time.monotonic() + timeout
         self._closing.set()
@@ -83,7 +83,7 @@ class MlflowTracker:
             logger.warning("%d lines of %s are not in MLflow run %s", missing_count, path, self._outbox.run_id)
 
     def _restore_environment(self) -> None:
-        """Give the environment variables of `_RETRY_VARIABLES` the values that they had before the thread started."""
+        """Restore the environment variables that `resume` replaced."""
         for variable, value in self._previous_environment.items():
             if value is None:
                 del os.environ[variable]
@@ -92,10 +92,10 @@ class MlflowTracker:
         self._previous_environment = {}
 
     def _ship_until_closed(self) -> None:
-        """Send new lines until the tracker is closed, and MLflow has all lines or the deadline has passed."""
+        """Send new lines until the tracker is closed. Then continue until MLflow has all lines or the deadline ends."""
         failure_count = 0
         while True:
-            is_closing = self._closing.is_set()  # read first, so that the last call sends all lines before close()
+            is_closing = self._closing.is_set()  # read this before shipping, so that the last call sends all lines
             is_shipped = self._try_to_ship(failure_count)
             failure_count = 0 if is_shipped else failure_count + 1
             if is_closing and (is_shipped or time.monotonic() > self._deadline):
@@ -103,14 +103,14 @@ class MlflowTracker:
             if is_closing:
                 time.sleep(1)
             else:
-                pause = 2**failure_count  # 1 second without a failure, so that several steps share a request
+                pause = 2**failure_count  # even without failures, a pause of 1 s lets several steps share a request
                 self._closing.wait(min(pause, _MAX_PAUSE_SECONDS))
 
     def _try_to_ship(self, failure_count: int) -> bool:
-        """Send new lines of the file, and return whether MLflow accepted them. Log only the first of many failures."""
+        """Send new lines of the file, and return whether MLflow accepted them. Log only the first failure in a row."""
         try:
             self._outbox.ship()
-        except Exception as error:  # no error of MLflow may stop the training
+        except Exception as error:  # MLflow errors must not stop the training
             if failure_count == 0:
                 reason = one_line(error)
                 logger.warning("cannot send metrics to MLflow (%s): they wait in %s", reason, self._file.path)
@@ -121,10 +121,10 @@ class MlflowTracker:
 
 
 class _Outbox:
-    """Ships the lines of a `metrics.jsonl` to MLflow, and remembers how much of the file was shipped.
+    """Ships the lines of a `metrics.jsonl` to MLflow, and remembers its position in the file.
 
-    The value of a metric at a step is shipped once. Steps that MLflow has from a crashed attempt are left out, because
-    repeated values, such as tokens per second, may differ.
+    Each metric is shipped once per step. Steps that a crashed attempt has shipped are skipped, because repeated values,
+    such as tokens per second, may differ.
     """
 
     def __init__(self, path: Path, run_id: str, prefix: str = "") -> None:
@@ -132,41 +132,41 @@ class _Outbox:
         self.run_id = run_id
         self.prefix = prefix
         self._server = os.environ.get("MLFLOW_TRACKING_URI")  # the variable may change while the thread ships
-        self._shipped_bytes = 0  # of the file, from its start
-        self._last_steps: dict[str, int] | None = None  # last step by metric in MLflow before the first shipping
+        self._shipped_bytes = 0  # end of the shipped part of the file
+        self._last_steps: dict[str, int] | None = None  # last step of each metric in MLflow before the first shipping
         self._lock = threading.Lock()
 
     def count_missing(self) -> int:
-        """Return the number of lines that were not shipped."""
+        """Return the number of unshipped lines."""
         with self.path.open("rb") as file:
             file.seek(self._shipped_bytes)
             return sum(1 for _ in file)
 
     def ship_and_truncate(self, file: FileTracker, step: int) -> None:
-        """Ship all lines if MLflow accepts them, and then delete the lines of the file after a step."""
+        """Try to ship all lines. Then delete the file's lines after a step."""
         with self._lock:
             try:
                 self._ship_new_lines()
-            except Exception as error:  # no error of MLflow may stop the training
+            except Exception as error:  # MLflow errors must not stop the training
                 lost_count = self.count_missing()
                 logger.warning("cannot send metrics to MLflow (%s): %d lines are lost", one_line(error), lost_count)
             file.resume(step)
             self._shipped_bytes = min(self._shipped_bytes, self.path.stat().st_size)
 
     def ship(self) -> None:
-        """Ship all complete lines of the file. If MLflow raises, the next call ships them again."""
+        """Ship all complete new lines of the file. After an error, the next call ships the same lines again."""
         with self._lock:
             self._ship_new_lines()
 
     def _ship_new_lines(self) -> None:
-        """Ship all complete lines of the file. The caller holds the lock."""
+        """Ship all complete new lines of the file. The caller must hold the lock."""
         from mlflow import MlflowClient
 
         if self.path.stat().st_size == self._shipped_bytes:
             return
         client = MlflowClient(self._server)
         run = client.get_run(self.run_id)
-        if self._last_steps is None:  # one request, where histories would take one per metric
+        if self._last_steps is None:  # read the last steps from the run, because histories need a request per metric
             self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
         metrics: list[Any] = []
         position = self._shipped_bytes
@@ -175,11 +175,11 @@ class _Outbox:
             new_values = self._select_new_values(step, values)
             metrics += make_metrics(new_values, step, run.info.start_time)
             position += len(line)
-        client.log_batch(self.run_id, metrics)  # in as many requests as MLflow's limits need
-        self._shipped_bytes = position  # only now, so that a failed request is repeated
+        client.log_batch(self.run_id, metrics)  # splits the metrics into requests within MLflow's limits
+        self._shipped_bytes = position  # set after the request, so that a failed request is repeated
 
     def _read_new_lines(self) -> list[bytes]:
-        """Return the complete lines of the file that were not shipped. The training may be writing the last line."""
+        """Return the unshipped lines of the file, without an incomplete last line."""
         with self.path.open("rb") as file:
             file.seek(self._shipped_bytes)
             lines = file.readlines()
@@ -188,10 +188,10 @@ class _Outbox:
         return lines
 
     def _select_new_values(self, step: int, values: dict[str, float]) -> dict[str, float]:
-        """Return the values of a step that MLflow does not have, by the name of the metric in MLflow."""
+        """Return a step's values that MLflow does not have, by MLflow's metric name."""
         prefix = self.prefix
         is_after_rewind = values.pop("repeated", None)
-        if is_after_rewind:  # MLflow keeps the metrics of the first attempt, so this attempt gets other names
+        if is_after_rewind:  # MLflow keeps the metrics from before the rewind, so repeated steps need new names
             prefix += f"rewind{values['rewinds']:.0f}/"
         last_steps = self._last_steps or {}
         new_values: dict[str, float] = {}

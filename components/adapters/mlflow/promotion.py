@@ -1,7 +1,7 @@
 """Promotion: move the alias `champion` of a registered model, by the gate, by hand or by a rollback.
 
-Callers hold `LOCK`, so only one promotion runs at a time. The decision is recorded before the alias moves, so a crash
-leaves the old champion, and the same command finishes the promotion.
+Callers hold `LOCK`, so only one promotion runs at a time. The decision is recorded before the alias moves. After a
+crash, the old champion remains, and a repeated command finishes the promotion.
 """
 
 import functools
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCK = ("registry", "champions")
-"""Arguments of `artifacts.exclusive` for the lock that every promotion, rollback and registration holds."""
+"""Arguments of `artifacts.exclusive` for the lock of all promotions, rollbacks and registrations."""
 ROLLED_BACK_TO = "champion again"
-"""Decision on the version that became champion by a rollback."""
+"""Action in the decision on a version that became champion by a rollback."""
 _MODEL_ON_SERVER = re.compile(r"(?P<uri>\w+://.*[^/])/(?P<name>[^/:]+)")
 
 
 class Decision(TypedDict, total=False):
-    """The fields of the tag `DECISION` that are read back."""
+    """Fields of the tag `DECISION` that this module reads."""
 
     what: str
-    """The action: promoted, refused, rolled back, or champion again."""
+    """Action: promoted, refused, rolled back, or champion again."""
     reason: str
     figures: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """A version that was compared with the champion, and the result."""
+    """Result of comparing a version with the champion."""
 
     name: str
     """Name of the registered model."""
@@ -64,16 +64,16 @@ def promote_model(
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
-        gate: least gain by metric.
-        store: directory with MLflow's database if MLFLOW_TRACKING_URI names no server.
-        target: NAME, another registered model of the same server, or URI/NAME of another server. The model is copied
-            there first, and compared with the champion there.
-        manual_reason: the reason for a promotion by hand, without the gate.
+        gate: mapping from metric name to least gain.
+        store: directory with MLflow's database if MLFLOW_TRACKING_URI is not set.
+        target: registered model to copy the version to before the promotion, as NAME on the same server or URI/NAME on
+            another server; empty: promote the version in its own registered model.
+        manual_reason: reason for a promotion by hand, without the gate.
 
     Raises:
-        NotPromoted: the gate refuses; the message has the figures, and the alias stays.
+        NotPromoted: the gate refuses the version. The message has the figures, and the alias does not move.
         InputError: `model` or `target` is malformed, or MLflow refuses.
-        DataCorrupt, SignatureInvalid: the files are not those that were registered; the alias stays.
+        DataCorrupt, SignatureInvalid: the files differ from the registered files. The alias does not move.
         LeaseHeld: the champion changed during the comparison.
         StorageUnavailable: MLflow does not answer.
     """
@@ -108,7 +108,7 @@ def promote_model(
 def _promote_copy(
     version_copy: copies.VersionCopy, files: Path, gate: Mapping[str, float], manual_reason: str
 ) -> Promotion:
-    """Register a copy on the server of this process, and promote it there."""
+    """Register a copy on this process's server, and promote the copy."""
     client = connection.connect(version_copy.store)
     version = copies.register(client, version_copy, files)
     verdict = promote(client, version, gate, manual_reason)
@@ -116,9 +116,9 @@ def _promote_copy(
 
 
 def find_champion(client: "MlflowClient", name: str) -> str | None:
-    """Return the number of the champion, or None if the model has no champion."""
+    """Return the champion's version number, or None if the model has no champion."""
     number = client.get_registered_model(name).aliases.get(CHAMPION)
-    return None if number is None else str(number)  # MLflow returns an int from a database, a str from a server
+    return None if number is None else str(number)  # a database returns an int, a server a str
 
 
 def promote(
@@ -126,20 +126,19 @@ def promote(
 ) -> Verdict:
     """Make a version the champion if it passes the gate. Record the decision in either case.
 
-    Args:
-        client: client of the registry.
-        version: the candidate.
-        gate: least gain by metric; the whole confidence interval must lie above it.
-        manual_reason: the reason for a promotion by hand, without the gate. The files are still checked.
+    Raises the errors of `promote_model`, except NotPromoted.
 
-    Raises:
-        As `promote_model`, except NotPromoted.
+    Args:
+        client: registry client.
+        version: the candidate.
+        gate: mapping from metric name to least gain. The whole confidence interval must lie above the least gain.
+        manual_reason: reason for a promotion by hand, without the gate. The files are still checked.
     """
     name = version.name
     number = str(version.version)
     with translate_errors(f"champion of {name}"):
         champion = find_champion(client, name)
-        if champion == number:  # an earlier call moved the alias, and may have died before it set the tag
+        if champion == number:  # an earlier call may have moved the alias and died before setting the tag
             decision = _read_decision(client.get_model_version(name, number))
             verdict = Verdict(True, decision.get("reason", "champion already"), decision.get("figures", {}))
         elif manual_reason:
@@ -157,10 +156,10 @@ def promote(
 
 
 def _make_champion(client: "MlflowClient", version: "ModelVersion", verdict: Verdict, champion: str | None) -> None:
-    """Check the files of a version, record the promotion, and give the version the alias of the current champion."""
+    """Check a version's files, record the promotion, and move the champion's alias to the version."""
     _check_files(client, version)
     record_decision(client, version, "promoted", verdict, champion)
-    if find_champion(client, version.name) != champion:  # moved by a process of another store, which has its own lock
+    if find_champion(client, version.name) != champion:  # a process with another store has its own lock
         raise LeaseHeld(f"The champion of {version.name} changed during the comparison. Run the command again.")
     client.set_registered_model_alias(version.name, CHAMPION, str(version.version))
 
@@ -168,33 +167,33 @@ def _make_champion(client: "MlflowClient", version: "ModelVersion", verdict: Ver
 def compare(
     client: "MlflowClient", version: "ModelVersion", champion: str | None, gate: Mapping[str, float]
 ) -> Verdict:
-    """Return the gate's verdict on a candidate.
+    """Compare a candidate with the champion. Return the gate's verdict.
 
     Args:
-        client: client of the registry.
-        version: the candidate. If its tag `against` is `start`, it must also be better than the model that its training
+        client: registry client.
+        version: the candidate. If its tag `against` is `start`, it must also be better than the model its training
             started from.
-        champion: number of the version to compare with, if there is a champion.
-        gate: least gain by metric.
+        champion: version number of the champion, if any.
+        gate: mapping from metric name to least gain.
     """
     current_champion = None
     if champion:
         current_champion = _make_contender(client, client.get_model_version(version.name, champion))
     start = None
     if version.tags.get(AGAINST) == "start":
-        read_outcomes = functools.partial(model_versions.read_start_outcomes, client, version)
+        read_outcomes = functools.partial(model_versions.read_outcomes, client, version, of_start=True)
         start = Contender("its start", {"test_set": version.tags.get("test_set", "")}, read_outcomes)
     return decide(_make_contender(client, version), current_champion, gate, start)
 
 
 def _make_contender(client: "MlflowClient", version: "ModelVersion") -> Contender:
-    """Return a version in the form that the gate compares. Its outcomes are only downloaded if they are needed."""
+    """Return a version as a contender for the gate, which downloads the version's outcomes only if needed."""
     read_outcomes = functools.partial(model_versions.read_outcomes, client, version)
     return Contender(f"version {version.version}", version.tags, read_outcomes)
 
 
 def _check_files(client: "MlflowClient", version: "ModelVersion") -> None:
-    """Raise an error if the files of a version are incomplete, changed or not signed."""
+    """Raise an error if a version's files are incomplete, changed or not signed."""
     with model_versions.checked_download(client, version):
         pass
 
@@ -202,11 +201,11 @@ def _check_files(client: "MlflowClient", version: "ModelVersion") -> None:
 def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
     """Make the previous champion the champion again. Return its version number.
 
-    A second call changes nothing: a champion set by a rollback stays.
+    A second call changes nothing: a champion that a rollback has restored stays champion.
 
     Raises:
-        InputError: there is no champion, or it replaced no other version.
-        DataCorrupt, SignatureInvalid: the files are not those that were registered; the alias stays.
+        InputError: the model has no champion, or the champion replaced no other version.
+        DataCorrupt, SignatureInvalid: the files differ from the registered files. The alias does not move.
     """
     with translate_errors(f"champion of {name}"):
         champion = find_champion(client, name)
@@ -231,7 +230,7 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
 
 
 def _record_rollback(client: "MlflowClient", version: "ModelVersion", action: str, verdict: Verdict) -> None:
-    """Record a rollback in one of its two versions."""
+    """Record a rollback's decision on one of its two versions."""
     record_decision(client, version, action, verdict, None)
     client.set_model_version_tag(version.name, version.version, GATE, verdict.reason)
 
@@ -239,14 +238,14 @@ def _record_rollback(client: "MlflowClient", version: "ModelVersion", action: st
 def record_decision(
     client: "MlflowClient", version: "ModelVersion", action: str, verdict: Verdict, previous: str | None
 ) -> None:
-    """Record a decision as a tag of the version and as a file of its MLflow run.
+    """Record a decision in a tag of the version and in a file of its MLflow run.
 
     Args:
-        client: client of the registry.
-        version: the version that the decision is about.
+        client: registry client.
+        version: the promoted, refused or rolled-back version.
         action: promoted, refused, rolled back, or champion again.
-        verdict: the reason and the figures.
-        previous: number of the champion that the version was compared with.
+        verdict: reason and figures.
+        previous: version number of the champion before the decision, if any.
     """
     timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     decision: dict[str, Any] = {
@@ -270,7 +269,7 @@ def record_decision(
 
 
 def identify_decider() -> dict[str, str]:
-    """Return who makes the decision: a person, or a pipeline step with its service account and image."""
+    """Return a description of who decides: a person, or a pipeline step with its service account and image."""
     pod = os.environ.get("KFP_POD_NAME")
     if pod:
         decider = {"pod": pod}
@@ -286,7 +285,7 @@ def identify_decider() -> dict[str, str]:
 
 
 def _read_decision(version: "ModelVersion") -> dict[str, Any]:
-    """Return the last decision on a version, or an empty mapping if there was none."""
+    """Return the last decision on a version, or an empty mapping for a version without decisions."""
     tag_value = version.tags.get(DECISION, "{}")
     tag_name = f"tag {DECISION} of {version.name} version {version.version}"
     return user_files.parse_json(tag_value, Decision, tag_name, "delete the tag, then run again", DataCorrupt)

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 RUN_TAG = "infoxlm.run"
-"""Tag whose value all stages of one pipeline run share."""
+"""Tag with the id of the pipeline run, which all its stages share."""
 COMMIT = "INFOXLM_COMMIT"
-"""Environment variable of the image: the commit that it was built from."""
+"""Environment variable with the commit that the image was built from."""
 PARENT = "mlflow.parentRunId"
-"""MLflow's own tag of a nested run."""
+"""MLflow's own tag with the parent of a nested run."""
 FAILED_STAGE = "infoxlm.failed_stage"
-"""Tag of a run that failed or was cancelled: the stage."""
+"""Tag with the failed stage of a failed or cancelled run."""
 ERROR = "infoxlm.error"
-"""Tag of a run that failed or was cancelled: the cause."""
-_MAX_TRIALS = 5000  # nested runs that one search returns
+"""Tag with the cause of a failed or cancelled run."""
+_MAX_TRIALS = 5000  # largest number of nested runs in a search result
 
 
 def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> str:
-    """Find or create the MLflow run of this pipeline run. Return its id.
+    """Find or create the MLflow run for this pipeline run. Return the run's id.
 
     KFP's MLflow plugin opens a run for the pipeline run and a nested run for each task, and sets MLFLOW_RUN_ID to the
-    latter. In that case the outermost run is used, and the plugin ends it. Without the plugin, the run of the
-    experiment with the same `RUN_TAG` is used.
+    nested run. With the plugin, this function returns the outermost run, which the plugin ends. Without the plugin, it
+    returns the experiment's run with the same `RUN_TAG`.
     """
     client = connect(store)
     from mlflow.entities import RunTag
@@ -45,16 +45,16 @@ def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> s
             run_id = find_or_create(client, experiment, name, tags)
         run = client.get_run(run_id)
         check_location(run.info.artifact_uri)
-        if run.info.status != "RUNNING":  # the stage is retried, and MLflow accepts points only for an open run
+        if run.info.status != "RUNNING":  # after a retry, the run may have ended, but MLflow logs only to open runs
             client.update_run(run_id, status="RUNNING")
-        for tag in {FAILED_STAGE, ERROR} & run.data.tags.keys():  # set by the previous attempt
+        for tag in {FAILED_STAGE, ERROR} & run.data.tags.keys():  # the previous attempt has set these tags
             client.delete_tag(run_id, tag)
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     return run_id
 
 
 def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
-    """Return the ids of the runs of a pipeline run and of its trials that are still RUNNING."""
+    """Return the ids of a pipeline run's MLflow runs, including those of its trials, that are still RUNNING."""
     client = connect(store)
     with translate_errors(f"MLflow run of {key}"):
         mlflow_experiment = client.get_experiment_by_name(experiment)
@@ -72,11 +72,11 @@ def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
             unfinished_trials_filter = f"tags.`{PARENT}` = '{parent.info.run_id}' AND attributes.status = 'RUNNING'"
             for trial in client.search_runs(experiment_ids, unfinished_trials_filter, max_results=_MAX_TRIALS):
                 unfinished_ids.append(trial.info.run_id)
-        return list(dict.fromkeys(unfinished_ids))  # without duplicates: the plugin's run may also have the tag
+        return list(dict.fromkeys(unfinished_ids))  # remove duplicates, because the plugin's run may also have the tag
 
 
 def find_outermost_run(client: "MlflowClient", run_id: str) -> str:
-    """Return the outermost run that contains a run, or the run itself. A task in a loop is three levels deep."""
+    """Return the id of the outermost run that contains a run, or the run's own id. Loop tasks are three levels deep."""
     while True:
         parent = client.get_run(run_id).data.tags.get(PARENT)
         if not parent:
@@ -85,7 +85,7 @@ def find_outermost_run(client: "MlflowClient", run_id: str) -> str:
 
 
 def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
-    """Return the id of the oldest run of an experiment with the same `RUN_TAG`. Create it if there is none."""
+    """Return the id of an experiment's oldest run with the same `RUN_TAG`. Create a run if none exists."""
     experiment_id = _find_or_create_experiment(client, experiment)
     existing_id = _find_oldest_run(client, experiment_id, tags[RUN_TAG])
     if existing_id:
@@ -94,29 +94,28 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
     oldest_id = _find_oldest_run(client, experiment_id, tags[RUN_TAG])
     if not oldest_id:
         raise StorageUnavailable("MLflow does not list the run that was just created: check the server, then run again")
-    if oldest_id != created_id:  # another stage has created its run at the same time
+    if oldest_id != created_id:  # another stage has created a run at the same time
         client.delete_run(created_id)
     return oldest_id
 
 
 def _find_oldest_run(client: "MlflowClient", experiment_id: str, run_tag: str) -> str | None:
-    """Return the id of the oldest run of an experiment with a value of `RUN_TAG`, or None if there is none."""
+    """Return the id of an experiment's oldest run with this `RUN_TAG` value, or None if no run has it."""
     run_tag_filter = f"tags.`{RUN_TAG}` = {quote(run_tag)}"
     runs = client.search_runs([experiment_id], run_tag_filter, order_by=["start_time ASC", "run_id ASC"])
     return runs[0].info.run_id if runs else None
 
 
 def make_source_tags() -> dict[str, str]:
-    """Return MLflow's tags for the commit of the image or of the checkout, or no tags if it is unknown."""
+    """Return MLflow's tags for the commit of the image or the checkout. Return no tags if the commit is unknown."""
     commit = os.environ.get(COMMIT) or _read_checkout_commit()
-    is_commit = re.fullmatch("[0-9a-f]{40}", commit)
-    if not is_commit:
+    if not re.fullmatch("[0-9a-f]{40}", commit):
         return {}
     return {"mlflow.source.name": "infoxlm", "mlflow.source.git.commit": commit}
 
 
 def _read_checkout_commit() -> str:
-    """Return the commit of the checkout that contains this file, or "" if there is none."""
+    """Return the commit of the Git checkout that contains this file, or "" outside a checkout."""
     root = Path(__file__).parents[3]
     git = shutil.which("git")
     if not git or not (root / ".git").exists():
@@ -126,11 +125,11 @@ def _read_checkout_commit() -> str:
 
 
 def _find_or_create_experiment(client: "MlflowClient", name: str) -> str:
-    """Return the id of an experiment. Create it if it does not exist, with its artifacts below `artifact_root`."""
+    """Return the id of an experiment. If it does not exist, create it with artifacts below `artifact_root`."""
     experiment = client.get_experiment_by_name(name)
     if experiment:
         return experiment.experiment_id
     location = artifact_root()
     with ignore_error("RESOURCE_ALREADY_EXISTS"):
         return client.create_experiment(name, location if location.startswith("file:") else None)
-    return _find_or_create_experiment(client, name)  # another stage has created it meanwhile
+    return _find_or_create_experiment(client, name)  # another stage has created the experiment meanwhile

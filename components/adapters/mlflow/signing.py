@@ -1,10 +1,10 @@
-"""Signatures of models: created when a model is registered, verified before it becomes champion and before each use.
+"""Sign models at registration, and verify their signatures before promotion and before each use.
 
-A signature covers every file of the model's folder. It is a file beside the folder, so any registry keeps it. The
-platform mounts the keys as files; without a key nothing is signed or verified:
+A signature covers every file of the model's folder. The signature is a file beside the folder, so it works with any
+registry. The platform mounts the keys as files. Without a key, nothing is signed or verified:
 
-    INFOXLM_SIGNING_KEY    elliptic-curve key (PEM) that signs models when they are registered
-    INFOXLM_VERIFYING_KEY  its public key (PEM); if set, a model without a valid signature is refused
+    INFOXLM_SIGNING_KEY    private elliptic-curve key (PEM) for signing models
+    INFOXLM_VERIFYING_KEY  public key (PEM) for verifying models; if set, models without a valid signature are refused
 """
 
 import os
@@ -21,7 +21,7 @@ def sign(model: Path, signature: Path) -> None:
     """Sign all files of a folder if INFOXLM_SIGNING_KEY is set.
 
     Raises:
-        InputError: the key cannot be used.
+        InputError: the key is unusable.
     """
     key_path = os.environ.get(SIGNING_KEY)
     if not key_path:
@@ -37,11 +37,16 @@ def sign(model: Path, signature: Path) -> None:
 
 
 def verify(model: Path, signature: Path, name: str) -> None:
-    """Verify the signature of the folder `model` if INFOXLM_VERIFYING_KEY is set. Error messages contain `name`.
+    """Verify the signature of a model's folder if INFOXLM_VERIFYING_KEY is set.
+
+    Args:
+        model: folder of the model.
+        signature: signature file.
+        name: name of the model for error messages.
 
     Raises:
-        InputError: the key cannot be read.
-        SignatureInvalid: the signature is missing, belongs to another key, or does not fit the files.
+        InputError: the key's file does not exist.
+        SignatureInvalid: the signature is missing, or does not match the key and the files.
     """
     key_path = os.environ.get(VERIFYING_KEY)
     if not key_path:
@@ -54,5 +59,5 @@ def verify(model: Path, signature: Path, name: str) -> None:
 
     try:
         verifying.Config().use_elliptic_key_verifier(public_key=key_path).verify(model, signature)
-    except Exception as error:  # the library has no common class for its errors about forged files
+    except Exception as error:  # the library has no common base class for its verification errors
         raise SignatureInvalid(f"{name} does not match its signature by {key_path}: {one_line(error)}") from None

@@ -1,4 +1,4 @@
-"""MLflow as a tracker; see the protocols in `components.platform.tracking`."""
+"""The tracker `mlflow`. It implements the protocols of `components.platform.tracking`."""
 
 import json
 import os
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PAGES = "INFOXLM_MLFLOW_PAGES"
-"""Environment variable: the URL at which people open MLflow, if it differs from the steps' URL."""
+"""Environment variable with MLflow's URL for people, if it differs from the URL for steps."""
 
 
 def open_run(key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> "MlflowRun":
-    """Find or open the run of a pipeline run in MLFLOW_EXPERIMENT_NAME, or the run of a trial nested in it.
+    """Find or open the MLflow run for a pipeline run, or the nested run for a trial.
 
     Raises:
-        InputError: many machines share the store, and MLFLOW_TRACKING_URI names no server that they share, too.
+        InputError: MLFLOW_TRACKING_URI is not set, although several machines share the store.
     """
     if "://" in store and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise InputError(f"{store} is shared by many machines, but an SQLite file is not: set MLFLOW_TRACKING_URI")
@@ -36,12 +36,12 @@ def open_run(key: str, name: str, store: str, local_store: Path, trial: Trial | 
 
 
 def find_run(run_id: str) -> "MlflowRun":
-    """Return a run that another process has opened, by its id."""
+    """Return a run that another process has opened."""
     return MlflowRun(run_id)
 
 
 def end_unfinished(key: str, local_store: Path, status: str, stage: str, message: str) -> None:
-    """End the run of a pipeline run, and the trials nested in it, unless they have ended or do not exist."""
+    """End a pipeline run's MLflow run and all nested runs. Skip runs that have ended or do not exist."""
     for run_id in runs.find_unfinished(_experiment_name(), key, local_store):
         MlflowRun(run_id).end(status, stage, message)
 
@@ -56,26 +56,26 @@ def find_ablation(ablation: str, local_store: Path) -> "MlflowRun":
 
 
 class MlflowRun:
-    """A run of MLflow that stages report to. A value that is logged twice is stored once."""
+    """An MLflow run for stages to log to. A value that is logged twice is stored once."""
 
     def __init__(self, run_id: str) -> None:
         self.id = run_id
 
     @property
     def name(self) -> str:
-        """The name of the run, or of the outermost run that it is nested in."""
+        """Name of the outermost run that contains this run, or this run's own name."""
         return trial_runs.read_name(self.id)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Log a nested config as parameters such as `pretraining.optimization.steps`.
 
         Raises:
-            ConfigMismatch: a parameter of the run has another value; parameters of MLflow cannot change.
+            ConfigMismatch: a logged parameter has a different value. MLflow's parameters cannot change.
         """
         from mlflow.entities import Param
         from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 
-        # MLflow refuses longer values; the complete settings are in the artifacts.
+        # Truncate values that MLflow would refuse. The artifacts contain the complete settings.
         values = {name: value[:MAX_PARAM_VAL_LENGTH] for name, value in _flatten(config).items()}
         with translate_errors(f"parameters of MLflow run {self.id}"):
             logged_values = self._client.get_run(self.id).data.params
@@ -91,7 +91,7 @@ class MlflowRun:
             self._client.log_batch(self.id, params=new_params)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log results of a stage."""
+        """Log results by metric name."""
         with translate_errors(f"metrics of MLflow run {self.id}"):
             start_ms = self._client.get_run(self.id).info.start_time
             self._client.log_batch(self.id, outbox.make_metrics(metrics, step, start_ms))
@@ -102,7 +102,7 @@ class MlflowRun:
             return dict(self._client.get_run(self.id).data.metrics)
 
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
-        """Copy a file, or all files below a directory, into the folder `path` of the run."""
+        """Copy a file, or all files below a directory, into the run's folder `path`."""
         with translate_errors(f"artifacts of MLflow run {self.id}"):
             if source.is_dir():
                 self._client.log_artifacts(self.id, str(source), path)
@@ -110,7 +110,7 @@ class MlflowRun:
                 self._client.log_artifact(self.id, str(source), path)
 
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None:
-        """List corpora as inputs of the run."""
+        """Log corpora as inputs of the run."""
         from mlflow import entities
         from mlflow.utils.validation import MAX_DATASET_DIGEST_SIZE
 
@@ -129,18 +129,18 @@ class MlflowRun:
             self._client.log_inputs(self.id, inputs)
 
     def annotate(self, text: str) -> None:
-        """Set the description of the run. Links to files of the run become links to MLflow's pages."""
+        """Set the run's description. Links to the run's files become links to MLflow's pages."""
         path, _, query = self._path.partition("?")
         linked_text = re.sub(rf"\]\({LINK}([^)\s]+)\)", rf"](#/{path}/artifacts/\1?{query})", text)
         with translate_errors(f"description of MLflow run {self.id}"):
             self._client.set_tag(self.id, "mlflow.note.content", linked_text)
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
-        """Ship those points of a `metrics.jsonl` that MLflow did not receive during the training."""
+        """Send all points of a `metrics.jsonl` that MLflow did not receive during the training."""
         outbox.ship(path, self.id, prefix)
 
     def follow(self, path: Path) -> outbox.MlflowTracker:
-        """Return the tracker of a training run, which writes a file and ships it during the training."""
+        """Return a tracker for a training run. It writes points to a file, and sends them during the training."""
         return outbox.MlflowTracker(path, self.id)
 
     def trials(self) -> list[trial_runs.TrialRun]:
@@ -148,12 +148,12 @@ class MlflowRun:
         return trial_runs.read_trials(self.id)
 
     def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
-        """End the run, unless it is or contains the run of MLFLOW_RUN_ID, which KFP's plugin ends.
+        """End the run. Skip this for the run MLFLOW_RUN_ID and its outermost run, because KFP's plugin ends them.
 
         Args:
             status: FINISHED, FAILED or KILLED.
-            stage: the stage that failed, which becomes a tag.
-            message: why it failed, which becomes a tag.
+            stage: name of the failed stage, stored as a tag.
+            message: error message, stored as a tag.
         """
         plugin_run_id = os.environ.get("MLFLOW_RUN_ID")
         with translate_errors(f"MLflow run {self.id}"):
@@ -169,14 +169,14 @@ class MlflowRun:
 
     @property
     def page(self) -> str:
-        """The URL of the run's page, or an empty text without a server."""
+        """URL of the run's page, or "" without a server."""
         server = os.environ.get(PAGES) or _server_uri()
         if not server.startswith("http"):
             return ""
         return f"{server.rstrip('/')}/#/{self._path}"
 
     def describe(self) -> str:
-        """Return how to open the run's page, as lines for the console."""
+        """Return console instructions for opening the run's page."""
         page = self.page
         if page:
             return f"MLflow      {page}"
@@ -187,7 +187,7 @@ class MlflowRun:
 
     @property
     def _path(self) -> str:
-        """The path of the run's page. The query keeps MLflow 3 from showing the experiment as a chat application."""
+        """Path of the run's page. The query keeps MLflow 3 from displaying the experiment as a chat application."""
         with translate_errors(f"MLflow run {self.id}"):
             experiment_id = self._client.get_run(self.id).info.experiment_id
         return f"experiments/{experiment_id}/runs/{self.id}?workflowType=machine_learning"
@@ -200,7 +200,7 @@ class MlflowRun:
 
 
 def _experiment_name() -> str:
-    """Return the name of the experiment that MLFLOW_EXPERIMENT_NAME chooses."""
+    """Return the experiment name from MLFLOW_EXPERIMENT_NAME, or the default."""
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm")
 
 
@@ -212,10 +212,10 @@ def _server_uri() -> str:
 def _flatten(value: Any, prefix: str = "") -> dict[str, str]:
     """Flatten a nested config to text values by dotted name, such as `pretraining.optimization.steps`.
 
-    Elements of a list of mappings are named by their index; any other list is one value.
+    In a list of mappings, each element is named after its index. Any other list is a single value.
     """
     if isinstance(value, tuple):
-        value = list(value)  # the same text for both, because a config that was read from JSON has lists
+        value = list(value)  # a config from JSON has lists instead of tuples, but must give the same text
     if isinstance(value, list) and any(isinstance(element, Mapping) for element in value):
         value = {str(index): element for index, element in enumerate(value)}
     if not isinstance(value, Mapping) or not value:

@@ -1,7 +1,7 @@
-"""The trials of a sweep as MLflow runs, nested in the run of their pipeline.
+"""The trials of a sweep as MLflow runs, nested in the pipeline run's MLflow run.
 
-All trials have the tag `seed`. Trials of an ablation have the tags `variant`, `what` and `rank`; trials of a suite have
-`point` (the trial's name), `model`, `task` and `grid`, and their scores are an artifact of the run.
+All trials have the tag `seed`. An ablation's trials also have the tags `variant`, `what` and `rank`. A suite's trials
+have the tags `point` (the trial's name), `model`, `task` and `grid`, and store their scores as an artifact of the run.
 """
 
 import tempfile
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 
 EVALUATION = "evaluation"
-"""Folder of a run that holds the files of its evaluation."""
-_MAX_RUNS = 5000  # runs that one search returns
-_MAX_LISTED = 10  # ablations that an error message lists
+"""Folder of a run with its evaluation files."""
+_MAX_RUNS = 5000  # largest number of runs in a search result
+_MAX_LISTED = 10  # largest number of ablations in an error message
 
 
 class TrialRun(NamedTuple):
-    """A trial, as MLflow stores it."""
+    """A sweep's trial in MLflow."""
 
     run_id: str
     trial: Trial
     status: str
     metrics: Mapping[str, float]
-    """Empty if it is not finished."""
+    """Metrics by name; empty until the trial is finished."""
 
     def read_scores(self) -> Scores:
-        """Return the scores of a suite's trial, which are an artifact of its run."""
+        """Read the scores of a suite's trial from the run's artifacts."""
         with self._downloaded(SCORES) as (scores_file,):
             return read_scores(scores_file)
 
     def read_outcomes(self) -> Outcomes | None:
-        """Return which questions the trial of an ablation answered correctly, or None if it stored no evaluation."""
+        """Return which questions an ablation's trial answered correctly, or None if its evaluation is not stored."""
         from mlflow import MlflowClient
 
         answers_path = f"{EVALUATION}/{evidence.FILE}"
@@ -58,7 +58,7 @@ class TrialRun(NamedTuple):
             return Outcomes(evidence.read(answers_file, scores["model"]), scores["pivot"])
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Return the content of a JSON file among the artifacts of the trial's run."""
+        """Return the content of a JSON file in the run's artifacts."""
         with self._downloaded(path) as (json_file,):
             return user_files.read_json(json_file, dict[str, Any], "run the trial again")
 
@@ -66,7 +66,7 @@ class TrialRun(NamedTuple):
     def _downloaded(self, *paths: str) -> Iterator[list[Path]]:
         """Download artifacts of the trial's run into a temporary folder, and yield the paths of the local files.
 
-        MLflow may put a file elsewhere than at its path within the run, so only the paths that it returns are used.
+        MLflow's returned paths are used, because they may differ from the paths in the run.
         """
         from mlflow import MlflowClient
 
@@ -77,12 +77,12 @@ class TrialRun(NamedTuple):
 
 
 def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
-    """Find or create the run of a trial, nested in `parent`. Open it and return its id.
+    """Find or create a trial's nested run, and open it. Return the id of the nested run.
 
     Args:
-        parent: MLflow run of the pipeline run.
-        pipeline_run: id of the pipeline run; with the trial's name it identifies the run of the trial.
-        trial: the trial of an ablation or a suite.
+        parent: id of the pipeline run's MLflow run.
+        pipeline_run: id of the pipeline run. Together with the trial's name, it identifies the nested run.
+        trial: trial of an ablation or a suite.
     """
     from mlflow import MlflowClient
     from mlflow.entities import RunTag
@@ -99,8 +99,8 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
 
 
 def _make_trial_tags(trial: Trial) -> dict[str, str]:
-    """Return the tags by which `_make_trial_run` recognizes a trial."""
-    if trial.task:  # only trials of a suite have a task
+    """Return the tags from which `_make_trial_run` restores a trial."""
+    if trial.task:  # only a suite's trials have a task
         grid = " ".join(f"{field}={value}" for field, value in sorted(trial.grid.items()))
         tags = {"point": trial.name, "model": trial.model, "task": trial.task, "grid": grid}
     else:
@@ -109,7 +109,7 @@ def _make_trial_tags(trial: Trial) -> dict[str, str]:
 
 
 def read_name(run_id: str) -> str:
-    """Return the name of the outermost run that contains a run, or of the run itself."""
+    """Return the name of the outermost run that contains a run, or the run's own name."""
     from mlflow import MlflowClient
 
     client = MlflowClient()
@@ -119,12 +119,16 @@ def read_name(run_id: str) -> str:
 
 
 def read_trials(run_id: str) -> list[TrialRun]:
-    """Return the trials of a sweep, oldest first, whose pipeline run has or contains the MLflow run `run_id`."""
+    """Return all trials of a sweep, oldest first.
+
+    Args:
+        run_id: id of the sweep's MLflow run, or of a run nested in it.
+    """
     from mlflow import MlflowClient
 
     client = MlflowClient()
     with translate_errors(f"runs nested in MLflow run {run_id}"):
-        parent = runs.find_outermost_run(client, run_id)  # KFP nests the run of each task in the run of its pipeline
+        parent = runs.find_outermost_run(client, run_id)  # KFP nests each task's run in the pipeline run's run
         experiment = client.get_run(parent).info.experiment_id
         trial_filter = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"  # only trials have the tag `seed`
         oldest_first = ["start_time ASC", "run_id ASC"]
@@ -133,35 +137,33 @@ def read_trials(run_id: str) -> list[TrialRun]:
 
 
 def _make_trial_run(run: "Run") -> TrialRun:
-    """Return the trial that the tags of an MLflow run describe, with its metrics if the run is finished."""
+    """Restore a trial from the tags of an MLflow run. Add its metrics if the run is finished."""
     tags = run.data.tags
-    is_of_ablation = "variant" in tags
-    if is_of_ablation:
+    if "variant" in tags:  # only an ablation's trials have this tag
         trial = Trial.parse(tags)
     else:
-        seed = int(tags["seed"])
-        trial = Trial(tags["point"], tags["model"], seed, tags["task"])
+        trial = Trial(tags["point"], tags["model"], int(tags["seed"]), tags["task"])
     metrics = dict(run.data.metrics) if run.info.status == "FINISHED" else {}
     return TrialRun(run.info.run_id, trial, run.info.status, metrics)
 
 
 def find_ablation(ablation: str, store: Path) -> str:
-    """Return the id of the run of an ablation.
+    """Return the id of an ablation's MLflow run.
 
     Args:
-        ablation: `latest`, an id, or a name, which means the newest ablation of this name.
-        store: where MLflow's database is if MLFLOW_TRACKING_URI names no server.
+        ablation: `latest`, a run id, or a run name. If several runs have the name, the newest is chosen.
+        store: directory with MLflow's database if MLFLOW_TRACKING_URI is not set.
 
     Raises:
-        InputError: there is no such run, or it has no trials.
+        InputError: the run does not exist or has no trials.
     """
     client = connection.connect_existing(store)
     with translate_errors("runs of ablations"):
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        variant_filter = "tags.variant LIKE '%'"  # only trials of ablations have the tag `variant`
+        variant_filter = "tags.variant LIKE '%'"  # only an ablation's trials have the tag `variant`
         newest_first = ["start_time DESC", "run_id ASC"]
         trials = client.search_runs(experiments, variant_filter, max_results=_MAX_RUNS, order_by=newest_first)
-        names_by_id: dict[str, str] = {}  # the ablation with the newest trial comes first
+        names_by_id: dict[str, str] = {}  # the first ablation has the newest trial
         for trial in trials:
             parent = trial.data.tags.get(PARENT)
             if parent is not None and parent not in names_by_id:

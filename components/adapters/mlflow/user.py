@@ -1,10 +1,10 @@
-"""Create a user of MLflow, with the password that the steps read from a Secret, and grant permissions.
+"""Create an MLflow user and grant the user permissions. Steps read the user's password from a Secret.
 
     python -m components.adapters.mlflow.user [--may read|train|promote|register --experiment infoxlm --model infoxlm]
 
-MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD name the user; the calls are made as `admin`, with the
-password in MLFLOW_AUTH_ADMIN_PASSWORD. A second call only updates the password. Users have all permissions on what they
-create themselves; `--may` grants permissions on what others create, by name or * for all.
+MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are the new user's name and password. This command itself logs in
+as `admin`, with the password in MLFLOW_AUTH_ADMIN_PASSWORD. For an existing user, it updates the password. Users have
+all permissions on their own experiments and models. `--may` grants permissions on others, by name or * for all.
 """
 
 import argparse
@@ -26,18 +26,18 @@ PERMISSIONS = {
     "promote": ("EDIT", "EDIT"),
     "register": ("EDIT", "MANAGE"),
 }
-"""Value of --may -> MLflow's permissions for experiments and for registered models.
+"""Mapping from --may to MLflow's permissions for (experiments, registered models).
 
-A promotion records its decision in the run that created the version. A registration may have to delete a duplicate
-version: if the answer to a request is lost, the request is repeated.
+`promote` may edit experiments, because it records its decision in the version's run. `register` may manage models,
+because it deletes the duplicate version that a repeated request creates.
 """
 _ADMIN = "MLFLOW_AUTH_ADMIN_PASSWORD"
 
 
 def create_user(server: str, user: str, password: str) -> None:
-    """Create a user, or set the password of the user if it exists.
+    """Create a user, or set the password of an existing user.
 
-    This and `grant_access` act as the user whom MLFLOW_TRACKING_USERNAME names: an administrator.
+    MLFLOW_TRACKING_USERNAME must name an administrator.
 
     Raises:
         InputError: MLflow refuses.
@@ -54,17 +54,19 @@ def create_user(server: str, user: str, password: str) -> None:
 
 
 def grant_access(server: str, user: str, experiment: str, model: str, access: str) -> None:
-    """Grant a user permissions on an experiment and on a registered model. `*` means all experiments or models.
+    """Grant a user permissions on an experiment and on a registered model.
+
+    MLFLOW_TRACKING_USERNAME must name an administrator.
 
     Args:
-        server: URL of MLflow.
-        user: name of the account.
-        experiment: name of the experiment, or `*`.
-        model: name of the registered model, or `*`.
-        access: a key of `PERMISSIONS`.
+        server: MLflow's URL.
+        user: name of the user.
+        experiment: name of the experiment, or `*` for all experiments.
+        model: name of the registered model, or `*` for all models.
+        access: key of `PERMISSIONS`.
 
     Raises:
-        InputError: MLflow refuses, or has no such experiment.
+        InputError: MLflow refuses, or the experiment does not exist.
         StorageUnavailable: MLflow does not answer.
     """
     from mlflow import MlflowClient
@@ -74,19 +76,19 @@ def grant_access(server: str, user: str, experiment: str, model: str, access: st
     with translate_errors(f"{server}: permissions of {user}", _ADMIN):
         experiment_id = _find_experiment(registry, server, experiment)
         if access == "register" and model != "*":
-            # The administrator creates the model. Otherwise, the first registration would create it, and the user who
-            # creates a model has all permissions on it.
+            # Create the model as administrator. Otherwise, the first registration would create it, and its creator
+            # would have all permissions on it.
             with ignore_error("RESOURCE_ALREADY_EXISTS"):
                 registry.create_registered_model(model)
         _grant(server, user, "experiment", experiment_id, experiment_permission)
         _grant(server, user, "registered_model", model, model_permission)
         if experiment_permission == "EDIT" and experiment_id == "*":
-            # Two stages may create the run of a pipeline run at the same time. One of them then deletes its run.
+            # If two stages create a pipeline run's MLflow run at the same time, one of the stages deletes its run.
             _grant(server, user, "run", "*", "MANAGE")
 
 
 def _find_experiment(registry: "MlflowClient", server: str, name: str) -> str:
-    """Return the id of an experiment, or `*` for all experiments."""
+    """Return the id of an experiment. Return `*` unchanged."""
     if name == "*":
         return name
     experiment = registry.get_experiment_by_name(name)
@@ -96,17 +98,17 @@ def _find_experiment(registry: "MlflowClient", server: str, name: str) -> str:
 
 
 def _grant(server: str, user: str, kind: str, resource: str, permission: str) -> None:
-    """Replace the permission of a user on a resource."""
+    """Replace a user's permission on a resource."""
     client = _make_client(server)
     with ignore_error("RESOURCE_DOES_NOT_EXIST"):
         if client.get_user_permission(user, kind, resource).permission == permission:
-            return  # revoking it, even briefly, would interrupt the user's work
+            return  # even a brief revocation would interrupt the user's work
         client.revoke_user_permission(user, kind, resource)
     client.grant_user_permission(user, kind, resource, permission)
 
 
 def _make_client(server: str) -> "AuthServiceClient":
-    """Return a client of MLflow's accounts."""
+    """Return a client for MLflow's user accounts."""
     os.environ.update(environment.MLFLOW)
     from mlflow.server.auth.client import AuthServiceClient
 
@@ -114,11 +116,11 @@ def _make_client(server: str) -> "AuthServiceClient":
 
 
 def main() -> None:
-    """Create the user that the environment names, and grant the permissions that the command line names."""
-    parser = argparse.ArgumentParser(description="Create a user of MLflow; the variables of MLflow name the user.")
-    parser.add_argument("--may", choices=PERMISSIONS, default="read", help="on --experiment and --model; default: read")
-    parser.add_argument("--experiment", help="by name, or * for all")
-    parser.add_argument("--model", nargs="+", help="registered models, by name, or * for all")
+    """Create the user from the environment, and grant the permissions from the command line."""
+    parser = argparse.ArgumentParser(description="Create the MLflow user from the environment, and grant permissions.")
+    parser.add_argument("--may", choices=PERMISSIONS, default="read", help="permissions to grant; default: read")
+    parser.add_argument("--experiment", help="name of an experiment, or * for all")
+    parser.add_argument("--model", nargs="+", help="names of registered models, or * for all")
     arguments = parser.parse_args()
     if bool(arguments.experiment) != bool(arguments.model):
         parser.error("--experiment and --model go together")
@@ -127,7 +129,7 @@ def main() -> None:
         server = os.environ["MLFLOW_TRACKING_URI"]
         user = os.environ["MLFLOW_TRACKING_USERNAME"]
         password = os.environ["MLFLOW_TRACKING_PASSWORD"]
-        # From here on, this process calls MLflow as the administrator.
+        # From now on, this process calls MLflow as administrator.
         os.environ["MLFLOW_TRACKING_USERNAME"] = "admin"
         os.environ["MLFLOW_TRACKING_PASSWORD"] = os.environ[_ADMIN]
         create_user(server, user, password)
@@ -139,7 +141,7 @@ def main() -> None:
 
 
 def _check_environment() -> None:
-    """Raise InputError if an environment variable that this command reads is not set."""
+    """Raise InputError if a required environment variable is not set."""
     for name in ("MLFLOW_TRACKING_URI", _ADMIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         if not os.environ.get(name):
             raise InputError(f"{name} is not set: the Job make-user of k8s/base sets it")
