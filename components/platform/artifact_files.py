@@ -69,7 +69,7 @@ def upload(directory: Path, uri: str, before_commit: Callable[[], None] = lambda
         delete(uri)
     for name, digest in sorted(digests.items()):
         path = manifests.join_inside(directory, name)
-        if _is_stored(store, name, path, digest):  # by an interrupted call
+        if _is_stored(store, name, path, digest):  # an interrupted call may have uploaded this file
             continue
         if manifests.file_sha256(path) != digest:
             raise DataCorrupt(f"{path} changed after it was built: remove {directory}, then run again")
@@ -145,9 +145,9 @@ def delete(uri: str) -> None:
     """Delete an artifact. The manifest is deleted first, so that no reader sees a partial artifact."""
     store = storage.open(uri)
     store.delete(manifests.NAME)
-    names = [stored_file.name for stored_file in store.entries()]
-    if names:
-        store.delete(*names)
+    other_files = [stored_file.name for stored_file in store.entries()]
+    if other_files:
+        store.delete(*other_files)
 
 
 # ---------------------------------------------------------------- verifying

@@ -92,11 +92,8 @@ def write(store: str, name: str, content: str) -> None:
 
 def read(store: str, name: str) -> bytes | None:
     """Return the content of a small file in the store, or None if the file does not exist."""
-    stored = storage.open(store).get(name)
-    if stored is None:
-        return None
-    content, _ = stored
-    return content
+    content_and_version = storage.open(store).get(name)
+    return content_and_version[0] if content_and_version else None
 
 
 # ---------------------------------------------------------------- looking up and building artifacts

@@ -44,7 +44,7 @@ class BuildSpec:
     min_workers: int = 0
     """Smallest number of workers for continuing a training run after nodes are lost; 0: wait for all workers."""
     job: str = ""
-    """Name of the RayJob, if there is one."""
+    """Name of the RayJob, if any."""
 
 
 def delete_checkpoints(spec: BuildSpec) -> None:

@@ -88,10 +88,8 @@ def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
             references.update(_DIGEST.findall(text), _KEY.findall(text))
             identifiers.update(_OWN_DIGEST.findall(text))
     manifest = f"{name}/{manifests.NAME}"
-    file_names = sorted(stored_file.name for stored_file in files)
-    if manifest in file_names:  # put the manifest first, because `delete` begins with the first file
-        file_names.remove(manifest)
-        file_names.insert(0, manifest)
+    # Sort the manifest first, because `delete` begins with the first file.
+    file_names = sorted((file.name for file in files), key=lambda file_name: (file_name != manifest, file_name))
     return Item(
         name,
         files=tuple(file_names),

@@ -52,7 +52,7 @@ class FinalStatus:
 
 @contextlib.contextmanager
 def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = None, job: str = "") -> Iterator[None]:
-    """If the block, a stage's body, raises an error, print the error in one line, store it as an outcome, and exit.
+    """Run a stage's body, the block. On an error, print the error in one line, store it as an outcome, and exit.
 
     Args:
         store: directory, or s3://bucket/prefix.
@@ -212,8 +212,7 @@ def _summary_path(run: str) -> str:
 def delete_outcomes(store: str, run: str) -> None:
     """Delete a pipeline run's outcomes and summary before the run is repeated."""
     folder = storage.open(f"{store}/outcome/{run}")
-    names = [stored_file.name for stored_file in folder.entries()]
-    folder.delete(*names)
+    folder.delete(*(outcome_file.name for outcome_file in folder.entries()))
 
 
 def _translate(error: BaseException, store: str) -> InfoXLMError:

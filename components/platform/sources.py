@@ -244,9 +244,7 @@ def _make_absolute(source: str) -> str:
 
 
 def _replace_sources(
-    config: "PreparationConfig",
-    replace_text: Callable[[str, str | None], str],
-    replace_encoder: Callable[[str], str],
+    config: "PreparationConfig", replace_text: Callable[[str, str | None], str], replace_encoder: Callable[[str], str]
 ) -> "PreparationConfig":
     """Replace the sources of all corpora, the test sets and the pair filter's encoder.
 

@@ -142,7 +142,7 @@ def stage_run(
             yield step
         except Exception as error:
             if ends_run:
-                with contextlib.suppress(InfoXLMError):  # the failure may be caused by the tracker itself
+                with contextlib.suppress(InfoXLMError):  # the tracker itself may have caused the failure
                     step.run.end("FAILED", stage, str(error))
             raise
 

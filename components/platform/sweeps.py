@@ -129,7 +129,7 @@ def _build_page(
     key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 
     def build(output: Path) -> dict[str, float]:
-        from infoxlm_core.results import page  # imports matplotlib, which a reused page does not need
+        from infoxlm_core.results import page  # imports matplotlib, which is slow and unnecessary for a reused page
 
         write = write_page or page.write_sweep_report
         write(output, kind, summary)

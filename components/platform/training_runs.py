@@ -103,9 +103,7 @@ def _read_started_training(store: str, path: str) -> StartedTraining | None:
     content = artifacts.read(store, path)
     if content is None:
         return None
-    remedy = "delete it, then run again"
-    started: StartedTraining = user_files.parse_json(content, StartedTraining, f"{store}/{path}", remedy)
-    return started
+    return user_files.parse_json(content, StartedTraining, f"{store}/{path}", "delete it, then run again")
 
 
 def _refuse_or_warn_about_change(store: str, previous: StartedTraining, current: StartedTraining) -> None:
@@ -117,12 +115,8 @@ def _refuse_or_warn_about_change(store: str, previous: StartedTraining, current:
     unfinished_run = f"{store}/runs/{previous['run']}"
     if previous["pipeline_run"] == current["pipeline_run"]:
         raise fingerprint.make_mismatch(unfinished_run, changes)
-    logger.warning(
-        "%s is not continued, because this training differs: %s. To continue it anyway, set checkpoints.resume: %s",
-        unfinished_run,
-        "; ".join(changes),
-        previous["run"],
-    )
+    text = "%s is not continued, because this training differs: %s. To continue it anyway, set checkpoints.resume: %s"
+    logger.warning(text, unfinished_run, "; ".join(changes), previous["run"])
 
 
 def _name_pipeline(trial: Mapping[str, Any] | None) -> str:
@@ -188,7 +182,7 @@ class RemoteRun:
         lease = self._held_lease()
         artifact_files.upload(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
-        # Import this here, because it imports torch, which a step that only chooses a run does not need.
+        # Import this module late, because it imports torch, which `choose_run` does not need.
         from infoxlm_core.training.checkpoints import select_outdated
 
         for outdated_name in select_outdated(self.names(), keep, damaged_names, rewind_interval):

@@ -145,9 +145,7 @@ def _save_encoder(encoder_dir: Path, files: Path, description: "MlflowModel", ca
     for library in ("torch", "transformers", "safetensors"):
         public_version, _, _ = importlib.metadata.version(library).partition("+")  # drop a suffix such as +cu130
         requirements.append(f"{library}=={public_version}")
-    card = None
-    if card_file.exists():
-        card = ModelCard(card_file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+    card = ModelCard(card_file.read_text(encoding="utf-8"), ignore_metadata_errors=True) if card_file.exists() else None
     mlflow.transformers.save_model(
         pipeline,
         files,

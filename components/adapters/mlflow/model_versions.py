@@ -83,9 +83,7 @@ def read_digest(version: "ModelVersion") -> str:
     """
     digest = version.tags.get("digest")
     if not digest:
-        raise InputError(
-            f"{version.name} version {version.version} has no tag digest: give a version that `register` has created"
-        )
+        raise InputError(f"{version.name} version {version.version} has no tag digest: give a version from `register`")
     return str(digest)
 
 

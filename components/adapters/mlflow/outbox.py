@@ -194,9 +194,5 @@ class _Outbox:
         if is_after_rewind:  # MLflow keeps the metrics from before the rewind, so repeated steps need new names
             prefix += f"rewind{values['rewinds']:.0f}/"
         last_steps = self._last_steps or {}
-        new_values: dict[str, float] = {}
-        for name, value in values.items():
-            last_step = last_steps.get(prefix + name, -1)
-            if step > last_step:
-                new_values[prefix + name] = value
-        return new_values
+        named_values = {prefix + name: value for name, value in values.items()}
+        return {name: value for name, value in named_values.items() if step > last_steps.get(name, -1)}

@@ -93,9 +93,7 @@ def promote_model(
             promotion = copies.run_on_server(model_on_server["uri"], _promote_copy, *arguments)
     else:
         if ":" in target or "/" in target:
-            raise InputError(
-                f"{target!r}: give the NAME of a registered model, or https://HOST/NAME for another server"
-            )
+            raise InputError(f"{target!r}: give the NAME of a registered model, or https://HOST/NAME on another server")
         if target:
             version = copies.copy_within_server(client, version, target)
         verdict = promote(client, version, gate, manual_reason)

@@ -45,7 +45,7 @@ def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> s
             run_id = find_or_create(client, experiment, name, tags)
         run = client.get_run(run_id)
         check_location(run.info.artifact_uri)
-        if run.info.status != "RUNNING":  # after a retry, the run may have ended, but MLflow logs only to open runs
+        if run.info.status != "RUNNING":  # an earlier attempt has ended the run, but MLflow logs only to open runs
             client.update_run(run_id, status="RUNNING")
         for tag in {FAILED_STAGE, ERROR} & run.data.tags.keys():  # the previous attempt has set these tags
             client.delete_tag(run_id, tag)

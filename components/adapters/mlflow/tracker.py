@@ -161,10 +161,10 @@ class MlflowRun:
                 self._client.set_tag(self.id, runs.FAILED_STAGE, stage)
             if message:
                 self._client.set_tag(self.id, runs.ERROR, message)
-            ids_of_plugin: set[str] = set()
+            plugin_run_ids: set[str] = set()
             if plugin_run_id:
-                ids_of_plugin = {plugin_run_id, runs.find_outermost_run(self._client, plugin_run_id)}
-            if self.id not in ids_of_plugin:
+                plugin_run_ids = {plugin_run_id, runs.find_outermost_run(self._client, plugin_run_id)}
+            if self.id not in plugin_run_ids:
                 self._client.set_terminated(self.id, status)
 
     @property
