@@ -120,7 +120,7 @@ def _attend_by_sequence(
     dropout: float,
     causal: bool,
 ) -> Tensor:
-    """Compute the attention of one packed sequence after another."""
+    """Compute attention for one packed sequence at a time."""
     query_lengths = query_packing.cu_seqlens.diff().tolist()
     key_lengths = key_packing.cu_seqlens.diff().tolist()
     # Transpose before the split: transposing hundreds of sequences would take longer than the attention itself.
@@ -147,7 +147,7 @@ def attend_masked(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """Compute the attention of all packed sequences at once, with a (Q, T) mask. Large batches run out of memory."""
+    """Compute attention for all packed sequences at once, with a (Q, T) mask. Large batches run out of memory."""
     query_sequences, query_positions = _locate_rows(query, query_packing)  # (Q,), (Q,)
     key_sequences, key_positions = _locate_rows(key, key_packing)  # (T,), (T,)
     mask = query_sequences[:, None] == key_sequences  # (Q, T)

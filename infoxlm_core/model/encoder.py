@@ -41,7 +41,7 @@ class EncoderSize:
     ffn: int  # inner width of the feed-forward networks
     heads: int  # attention heads per layer
     positions: int = 514  # rows of the position table
-    epsilon: float = 1e-5  # LayerNorm adds it to the variance
+    epsilon: float = 1e-5  # term that LayerNorm adds to the variance
     types: int = 0  # rows of the type table, for XLM's languages or BERT's segments; 0: no table
     first_position: int = FIRST_POSITION  # row of the first token in the position table: 2 in XLM-R, 0 in XLM and BERT
 
@@ -130,7 +130,7 @@ class Layer(nn.Module):
 @cache
 def compile_forward(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Tensor]:
     """Compile the forward and backward pass of a layer into one graph for all layers and batches."""
-    torch._dynamo.config.recompile_limit = 64  # graphs for gradients, dropout and query rows differ
+    torch._dynamo.config.recompile_limit = 64  # one graph per combination of gradients, dropout and query rows
     return torch.compile(forward, dynamic=True, fullgraph=True, backend=compiler)
 
 
@@ -188,7 +188,7 @@ class Encoder(nn.Module):
 
         Args:
             ids: (T,) token ids.
-            positions: (T,) position of each token in its sequence, counted from 0.
+            positions: (T,) positions of the tokens in their sequences, counted from 0.
             types: (T,) token types, ignored if the encoder has no type table; None: type 0 for all tokens.
         """
         hidden = self.token_embedding(ids) + self.position_embedding(positions + self.size.first_position)

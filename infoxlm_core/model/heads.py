@@ -1,4 +1,4 @@
-"""The masked-LM head, the contrast projection, and the InfoXLM network with both of them."""
+"""The masked-LM head, the contrast projection, and the InfoXLM network with both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,10 +88,8 @@ class InfoXLM(nn.Module):
             has_projection=contrast.projection == "linear",
         )
         frozen = config.model.frozen  # "none", "embeddings", or the number of layers to freeze with the embeddings
-        if frozen == "embeddings":
-            model.freeze(layer_count=0)
-        elif frozen != "none":
-            model.freeze(layer_count=frozen)
+        if frozen != "none":
+            model.freeze(layer_count=0 if frozen == "embeddings" else frozen)
         return model
 
     def freeze(self, layer_count: int) -> None:

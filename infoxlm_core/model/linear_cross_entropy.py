@@ -139,7 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             else:
                 losses[rows] = _process_in_full_precision(chunk, matmul_weight, bias, gradients)
 
-        if gradients:  # save_for_backward would copy these tensors
+        if gradients:  # not stored by save_for_backward, because it copies tensors
             ctx.gradients = [gradients.hidden, gradients.weight.to(weight.dtype), gradients.bias.to(bias.dtype)]
         ctx.mark_non_differentiable(losses)
         return (losses * loss_weights).sum(), losses
@@ -167,7 +167,7 @@ def _allocate_gradients(
 def _process_in_half_precision(
     chunk: _Chunk, weight: Tensor, bias: Tensor, gradients: _Gradients | None, compiler: str
 ) -> Tensor:
-    """Return a chunk's (R,) losses, and add the chunk's contribution to `gradients` if given."""
+    """Return a chunk's (R,) losses, and add the chunk's contribution to `gradients` unless it is None."""
     if compiler:
         split_logits = _compile(split_target_logits, compiler)
         compute_gradients = _compile(compute_logit_gradients, compiler)
@@ -192,7 +192,10 @@ def _process_in_half_precision(
 
 
 def _process_in_full_precision(chunk: _Chunk, weight: Tensor, bias: Tensor, gradients: _Gradients | None) -> Tensor:
-    """Return a chunk's (R,) losses, and add the chunk's contribution to `gradients` if given. Overwrite the logits."""
+    """Return a chunk's (R,) losses, and add the chunk's contribution to `gradients` unless it is None.
+
+    The chunk's logits are overwritten, to save memory.
+    """
     targets = chunk.targets
     logits = chunk.logits.add_(bias)  # (R, V)
     target_logits = logits.gather(1, targets[:, None]).squeeze(1)  # (R,)

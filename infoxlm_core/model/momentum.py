@@ -93,6 +93,5 @@ def compute_momentum(config: ContrastConfig, step: int, total_steps: int) -> flo
     if config.momentum_schedule == "exponential":
         return min(config.momentum, 1 - float(step + 1) ** -config.momentum_alpha)
     if config.momentum_schedule == "refresh":
-        is_refresh = (step + 1) % config.refresh_every == 0
-        return 0.0 if is_refresh else config.momentum
+        return 0.0 if (step + 1) % config.refresh_every == 0 else config.momentum
     return config.momentum

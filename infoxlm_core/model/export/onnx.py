@@ -58,8 +58,7 @@ def write(encoder: SentenceEncoder, path: Path) -> None:
         )
     ClearMetadataAndDocStringPass()(program.model)  # remove stack traces, because they contain local paths
     weight_bytes = sum(4 * parameter.numel() for parameter in encoder.parameters())  # 4 bytes in fp32
-    weights_file = WEIGHTS_FILE if weight_bytes > MAX_EMBEDDED_BYTES else None
-    onnx_ir.save(program.model, path, external_data=weights_file)
+    onnx_ir.save(program.model, path, external_data=WEIGHTS_FILE if weight_bytes > MAX_EMBEDDED_BYTES else None)
 
 
 def quantise(path: Path, output: Path) -> None:

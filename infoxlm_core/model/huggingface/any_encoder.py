@@ -284,7 +284,7 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
 
 
 def find_layers(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Return the layers of an encoder without head, or None unless its layers are named as in BERT or DistilBERT."""
+    """Return the layers of an encoder without head, or None for names other than those of BERT and DistilBERT."""
     for name in ("encoder", "transformer"):
         layers = getattr(getattr(encoder, name, None), "layer", None)
         if isinstance(layers, torch.nn.ModuleList):

@@ -54,8 +54,7 @@ def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
         file_names: names of the model's top-level files.
     """
     has_config = "config.json" in file_names
-    has_safetensors = any(name.endswith(".safetensors") for name in file_names)
-    if has_config and has_safetensors:
+    if has_config and any(name.endswith(".safetensors") for name in file_names):
         return
     pickles = sorted(name for name in file_names if name.endswith(".bin"))
     if has_config and pickles:
@@ -68,8 +67,7 @@ def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
 
 def check_encoder(directory: Path) -> None:
     """Raise InputError if a directory contains no encoder, or contains files that could run code when loaded."""
-    file_names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
-    check_file_names(directory, file_names)
+    check_file_names(directory, [path.name for path in directory.iterdir()] if directory.is_dir() else [])
     check_no_code(directory)
 
 

@@ -173,7 +173,7 @@ def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
 
 
 def _check_tensor_sizes(checkpoint: Path) -> None:
-    """Raise InputError if a checkpoint describes tensors that are larger than its file.
+    """Raise InputError if a checkpoint describes tensors that are too large for its file.
 
     Otherwise a small file could fill the machine's memory.
     """

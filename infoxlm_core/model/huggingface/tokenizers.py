@@ -107,8 +107,7 @@ def copy_files(tokenizer_json: Path, other_files: Sequence[Path], directory: Pat
     for path in other_files:
         if path.name != "config.json":  # this is the model's config
             shutil.copyfile(user_files.check_readable(path), directory / path.name)
-    names_class = any(path.name in (SETTINGS, "config.json") for path in other_files)
-    if names_class:
+    if any(path.name in (SETTINGS, "config.json") for path in other_files):  # these files name the class
         return load(tokenizer_json.parent)
     _write_settings(directory)
     return load(directory)
