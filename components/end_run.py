@@ -11,7 +11,7 @@ def end_run(store: str) -> None:
     would hide the pipeline run's error.
 
     Args:
-        store: directory or s3://bucket/prefix that contains the error messages of the other steps.
+        store: directory or s3://bucket/prefix that contains the steps' error messages.
     """
     import logging
     import os

@@ -22,7 +22,7 @@ def evaluate(
     classifier_of_start: dsl.Input[dsl.Model] = None,
     trial: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Evaluate an encoder and, if given, the start model of its training.
+    """Evaluate an encoder and, if given, its start model.
 
     Args:
         config: an `EvaluationConfig` as a mapping.

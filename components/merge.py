@@ -1,4 +1,4 @@
-"""Component: merge an encoder with the start model of its training."""
+"""Component: merge an encoder with its start model."""
 
 from typing import Any
 

@@ -41,7 +41,7 @@ def promote(
             promoted = promotion.promote_model(model, gate, step.local_store, target=to, manual_reason=by_hand)
         gains = {}
         for metric, measurement in promoted.verdict.figures.items():
-            for field in ("gain", "lower", "upper"):  # the gain and the bounds of its confidence interval
+            for field in ("gain", "lower", "upper"):  # the gain and its confidence bounds
                 gains[f"{metric}/{field}"] = measurement[field]
         artifacts.log_metrics({"version": promoted.version} | gains, metrics)
         step.report(gains)

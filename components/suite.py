@@ -64,7 +64,7 @@ def measure(
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
         num_workers: number of workers per fine-tuning, one per GPU; 0 trains in this process.
         scores: location and digest of each trial's scores and predictions.
-        metrics: the scores of a single trial, or the number of trials if there are several.
+        metrics: the scores of a single trial, or the number of trials in a larger batch.
     """
     import json
     from pathlib import Path

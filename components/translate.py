@@ -81,7 +81,7 @@ def evaluate_translation(
         translator: output of translate.
         scores: all translations with their scores, and the report.
         report: the report as HTML.
-        metrics: BLEU of both directions.
+        metrics: BLEU for each direction.
         trial: variant and seed of an ablation's trial; this step ends the trial's run in the tracker.
     """
     import shutil

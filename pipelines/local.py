@@ -104,8 +104,7 @@ def read_summary(store: str | Path) -> str:
     local_store = artifacts.local_directory(store)
     if not (local_store / "run.json").is_file():
         return ""
-    last_run = _read_run_record(local_store)
-    return runtime.read_summary(store, last_run["run"])
+    return runtime.read_summary(store, _read_run_record(local_store)["run"])
 
 
 class RunRecord(TypedDict):
@@ -280,5 +279,5 @@ def _record_end(store: str, local_store: Path, record: dict[str, Any], final: Fi
     try:
         tracking.end_unfinished(store, final)
     except errors.InfoXLMError as error:
-        # Do not raise this error, because the caller then raises the run's own error, which matters more to the user.
+        # Do not raise this error: the caller then raises the run's own error, which is more important to the user.
         logger.warning("the end of the run could not be reported to the tracker: %s", error)

@@ -56,7 +56,7 @@ def _list_steps_of_dag(
     Args:
         spec: specification of the compiled pipeline.
         dag: the DAG.
-        dag_path: path of its Argo node.
+        dag_path: path of the DAG's Argo node.
         iteration_names: names of the iterations of the DAG's loops.
         iteration: name of the iteration if the DAG is a loop body.
     """
@@ -92,10 +92,9 @@ class Progress:
     def __init__(self, spec: Mapping[str, Any], iterations: Sequence[str] = ()) -> None:
         self._spec = spec
         self._iterations = iterations
-        # Labels by step name, without the iteration. It is unknown until the step's node has children.
-        self._labels_by_name: dict[str, str] = {}
-        for step in list_steps(spec, workflow="", iterations=()):
-            self._labels_by_name[step.name] = step.label.partition(" (iteration")[0]
+        # These labels omit the iteration, which is unknown until the step's node has children.
+        steps = list_steps(spec, workflow="", iterations=())
+        self._labels_by_name = {step.name: step.label.partition(" (iteration")[0] for step in steps}
         self._labels_by_node_id: dict[str, str] = {}  # for executor nodes and their first attempts
         self._states: dict[str, str] = {}  # by task id
         self._num_attempts: dict[str, int] = {}  # by label

@@ -55,13 +55,13 @@ LIMITS = dsl.PipelineConfig(
     ttl_seconds_after_success=_WEEK_SECONDS,
     ttl_seconds_after_failure=_WEEK_SECONDS,
 )
-"""Limits after which Kubeflow terminates a run, or deletes a finished run's pods. Results are kept in both cases."""
+"""Limits after which Kubeflow terminates a run or deletes a finished run's pods. The results are kept."""
 
 
 def configure_steps(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
     """Set the display name, image, environment, user and retries of each step.
 
-    KFP's cache key does not include the environment, which does not change results.
+    KFP's cache key excludes the environment, because the environment does not change results.
 
     Args:
         image: container image, or a pipeline parameter with its name.

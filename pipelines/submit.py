@@ -233,9 +233,8 @@ def create_run(client: Any, host: str, submission: Submission) -> str:
     spec, platform = read_compiled_for_cluster(cluster, submission.pipeline)
     if not submission.use_cache:
         disable_cache(spec)
-    runtime_config = api.V2beta1RuntimeConfig(
-        parameters=dict(submission.parameters), pipeline_root=cluster.pipeline_root
-    )
+    parameters = dict(submission.parameters)
+    runtime_config = api.V2beta1RuntimeConfig(parameters=parameters, pipeline_root=cluster.pipeline_root)
     with translate_errors(host):
         experiment = client.create_experiment(submission.experiment)
         run = api.V2beta1Run(
@@ -256,7 +255,7 @@ def follow_run(client: Any, host: str, run_id: str, progress: Progress, print_li
         client: result of `connect`.
         host: URL of Kubeflow Pipelines.
         run_id: id of the run.
-        progress: tracker of the run's steps, which describes their changes.
+        progress: object that describes the changes of the run's steps.
         print_line: function that prints a line of the progress report.
 
     Returns:

@@ -1,8 +1,8 @@
 """Settings of a cluster.
 
 A `ClusterFile`, such as configs/cluster.yaml, contains all settings that depend on the cluster. `make_parameters`
-derives the pipeline parameters. The parameter `cluster` is a `ClusterConfig`, with which a step starts a RayJob. If
-`cluster` is empty, the step trains in its own process.
+derives the pipeline parameters. The parameter `cluster` is a `ClusterConfig` for the RayJobs that steps start. If
+`cluster` is empty, a step trains in its own process.
 """
 
 import re

@@ -40,7 +40,7 @@ REGISTRY_VARIABLES = {
     "MLFLOW_TRACKING_USERNAME": "INFOXLM_REGISTRY_USERNAME",
     "MLFLOW_TRACKING_PASSWORD": "INFOXLM_REGISTRY_PASSWORD",
 }
-"""Mapping from MLflow's login variables to those of the registry account, which may register and promote models.
+"""Mapping from MLflow's login variables to the variables of the account that may register and promote models.
 
 Only the steps `register` and `promote` have this account. There it replaces any other account.
 """

@@ -47,14 +47,14 @@ def submit(
     save: Annotated[
         Path | None,
         typer.Option(
-            help="Do not submit. Write the pipeline and its parameters to this YAML file, which you can upload."
+            help="Do not submit. Write the pipeline and its parameters to this YAML file for a manual upload."
         ),
     ] = None,
     pipeline: Annotated[
         Literal[tuple(kubeflow.PIPELINES)],  # type: ignore[valid-type]  # the table is the only list of the names
         typer.Option(
             help="promotion: promote the candidate of the model in the section `registration`. "
-            "translation, translation-ablations: FILE needs a section `translation`.",
+            "translation, translation-ablations: FILE needs a section `translation`."
         ),
     ] = "infoxlm",
     variants: Variants = Path("ablations"),

@@ -56,7 +56,9 @@ def evaluate(
     margin: Annotated[
         bool, typer.Option("--margin", help="Only for tatoeba and pairs: rank by ratio margin instead of cosine.")
     ] = False,
-    floor: Annotated[str | None, typer.Option(help="A second model with which the model is compared.")] = None,
+    floor: Annotated[
+        str | None, typer.Option(help="Second model for comparison, in the same forms as --model.")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a setting of the task, such as batch_size=16. Repeatable."),

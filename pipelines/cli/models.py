@@ -149,8 +149,8 @@ def serve_check(
     the files with transformers, as the model card says, and computes the vectors again. The vectors must be equal up to
     fp32 rounding.
 
-    Exit codes: 0 the vectors are equal · 3 they differ · 2 the model has no reference vectors, or the other Python
-    cannot load the model.
+    Exit codes: 0 the vectors are equal · 3 they differ · 2 the model has no reference vectors, or the interpreter given
+    by --python cannot load the model.
     """
     from infoxlm_core.tasks import reference_vectors
 
@@ -171,8 +171,8 @@ def serve(
     """Serve sentence vectors over HTTP, after checking that the model computes its ten reference vectors.
 
     The server speaks version 1 of KServe's protocol: POST /v1/models/NAME:predict {"instances": ["a sentence"]} returns
-    {"predictions": [[…]]}. It has no TLS and no login: put a proxy with both in front of it. In a cluster, the
-    components `serving` and `serving-kserve` of k8s/ run this command.
+    {"predictions": [[…]]}. Put a proxy with TLS and login in front of the server, because it has neither. In a cluster,
+    the components `serving` and `serving-kserve` of k8s/ run this command.
     """
     from infoxlm_core.tasks import embedding, reference_vectors
     from pipelines import serving

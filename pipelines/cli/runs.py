@@ -13,18 +13,12 @@ from pipelines.cli.app import Overrides, RunFile, Store, Variants, command, find
 from pipelines.submit import PIPELINES
 
 Launcher = Annotated[
-    str,
-    typer.Option(envvar="INFOXLM_LAUNCHER", help="Launcher of the workers if num_workers > 0: ray or torchrun."),
+    str, typer.Option(envvar="INFOXLM_LAUNCHER", help="Launcher of the workers if num_workers > 0: ray or torchrun.")
 ]
 
 
 @command()
-def run(
-    config: RunFile,
-    store: Store = "runs",
-    set_: Overrides = None,
-    launcher: Launcher = "ray",
-) -> None:
+def run(config: RunFile, store: Store = "runs", set_: Overrides = None, launcher: Launcher = "ray") -> None:
     """Run the whole pipeline on this machine: prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
     A file with a section `translation` trains a translator instead, without fine-tuning.

@@ -155,7 +155,7 @@ class RayJobs:
                 response.close()
 
     def list_pods(self, name: str) -> list[Any]:
-        """Return the pods of a job: its submitters, and the head and workers of its RayCluster."""
+        """Return a job's pods: submitters, and the RayCluster's head and workers."""
         digest = name.rpartition("-")[2]  # remains in every pod name, because operators shorten names from the left
         with self._translate_errors("list", "pods"):
             ray_pods = self._core.list_namespaced_pod(
@@ -166,7 +166,7 @@ class RayJobs:
 
     def list_warnings(self, name: str) -> list[Any]:
         """Return the Warning events of a job and its pods, among at most 500 of the namespace."""
-        digest = name.rpartition("-")[2]  # part of the names of the job, its RayCluster and its pods
+        digest = name.rpartition("-")[2]  # part of every name: job, RayCluster and pods
         with self._translate_errors("list", "events"):
             events = self._core.list_namespaced_event(
                 self.namespace, field_selector="type=Warning", limit=500, _request_timeout=_TIMEOUT

@@ -45,7 +45,7 @@ _REPORT_SECONDS = 60.0  # time without log lines after which the job's state is 
 _LAST_LINES_SECONDS = 10.0  # time limit for the last log lines of an ended job
 _OPERATOR_SECONDS = 300.0  # extra time, so that the operator enforces its own time limit first
 _MAX_DELETION_SECONDS = 600.0  # time after which a deletion counts as stuck
-_DEAD_NODE_SECONDS = 120.0  # time after the grace period at which a remaining pod must be on a dead node
+_DEAD_NODE_SECONDS = 120.0  # a pod that still exists this long after its grace period must be on a dead node
 _RESTART_SECONDS = 30.0  # pause between a failed job and its restart
 _RECREATION_SECONDS = (30.0, 120.0)  # random pause, so that two jobs do not block each other again
 _SAVE_REQUEST_SECONDS = 10.0  # time limit for sending the request to save
@@ -280,10 +280,8 @@ class _LaunchedJob:
                 self._check_start(job, obstacles, start_deadline - current_time)
             if current_time - max(log.last_line_time, last_report) > _REPORT_SECONDS:
                 last_report = current_time
-                elapsed_seconds = current_time - follow_start
-                logger.info(
-                    "rayjob/%s is %s, %.0f s after the start", self.name, describe_status(status), elapsed_seconds
-                )
+                state = f"{describe_status(status)}, {current_time - follow_start:.0f} s after the start"
+                logger.info("rayjob/%s is %s", self.name, state)
             time.sleep(_POLL_SECONDS)
 
     def _check_run_time(self, job: Job, run_seconds: float) -> None:
@@ -304,9 +302,8 @@ class _LaunchedJob:
         permanent = obstacles.get_permanent()
         if permanent:
             self._delete()
-            raise InputError(
-                f"rayjob/{self.name} cannot start: {permanent.message}: the job was deleted; fix this, then run again"
-            )
+            reason = f"cannot start: {permanent.message}"
+            raise InputError(f"rayjob/{self.name} {reason}: the job was deleted; fix this, then run again")
         if remaining_seconds < 0:
             state = describe_status(job.get("status") or {})
             self._delete_and_raise_unavailable(job, f"no GPUs after {self.cluster.start_seconds} s ({state})")
@@ -315,7 +312,7 @@ class _LaunchedJob:
             raise _PartlyScheduled(partly_scheduled.message)
 
     def _find_error(self, status: dict[str, Any]) -> InfoXLMError:
-        """Return why a job has failed, according to the operator, the job itself or the state of its pods."""
+        """Return the error of a failed job, from the operator's state, the job's stored error, or its pods."""
         details = shorten(f"{describe_status(status)} {status.get('reason') or ''}: {status.get('message') or ''}")
         operator_error = self._find_operator_error(status, details)
         if operator_error:

@@ -33,7 +33,7 @@ _STEP_ONLY_PREFIXES = ("KFP_", "KUBERNETES_", "ARGO_")  # these variables identi
 _RAY_END_SECONDS = 15  # part of the grace period in which Ray itself shuts down
 _SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 _SUBMITTER_RESOURCES = {
-    "requests": {"cpu": "50m", "memory": "256Mi"},  # small, so that a job whose workers fit does not wait for this pod
+    "requests": {"cpu": "50m", "memory": "256Mi"},  # small, so that the job does not wait for this pod
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
 _SCRATCH_FOLDERS = {"tmp": "/tmp", "home": HOME}  # noqa: S108 - a volume of the pod
@@ -41,7 +41,7 @@ _SCRATCH_FOLDERS = {"tmp": "/tmp", "home": HOME}  # noqa: S108 - a volume of the
 
 
 def make_job_name(stem: str, store: str, key: str) -> str:
-    """Return the name of the job that builds an artifact. The name is the same in every pipeline run.
+    """Return the name of an artifact's job, which is the same in every pipeline run.
 
     The name is a DNS-1035 label of at most 47 characters, KubeRay's limit.
 
@@ -153,7 +153,7 @@ def _copy_value(variable: Mapping[str, Any], current_value: str | None) -> Manif
     """Return the value of an environment variable of the step's pod in a form that other pods can use.
 
     A reference to a secret is kept. A reference to a field of the step's pod is replaced by its value in this process,
-    because every pod has its own fields. Return None if this process does not have the variable.
+    because every pod has its own fields, or by None if this process does not have the variable.
     """
     reference = variable.get("valueFrom")
     if not reference:
@@ -164,7 +164,7 @@ def _copy_value(variable: Mapping[str, Any], current_value: str | None) -> Manif
 
 
 def _make_head_template(cluster: ClusterConfig, work: str, variables: list[Manifest]) -> Manifest:
-    """Return the pod template of the head, which runs the driver of the job."""
+    """Return the pod template of the head, which runs the job's driver."""
     resources = _make_resources(cluster.head_cpu, cluster.head_memory)
     head = _make_ray_template(cluster, "ray-head", work, resources, variables)
     head["spec"]["nodeSelector"] = cluster.head_node_selector
@@ -222,7 +222,7 @@ def _make_ray_template(
     ray_container["lifecycle"] = {"preStop": {"exec": {"command": save_command}}}
     if cluster.environment_from:
         ray_container["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
-    # KubeRay itself sets the label app.kubernetes.io/name, with which it selects the head.
+    # KubeRay itself sets the label app.kubernetes.io/name to select the head.
     return {"metadata": {"labels": {"app.kubernetes.io/component": "training"}}, "spec": spec}
 
 

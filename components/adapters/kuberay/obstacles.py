@@ -136,7 +136,7 @@ def _read_node_type(pod: Any) -> str:
 
 
 def _explain_unschedulable(pod: Any) -> str:
-    """Return why the scheduler finds no node for a pod, or "" if the pod has a node or was not scheduled yet."""
+    """Return why the scheduler finds no node for a pod, or "" if it has found one or has not tried yet."""
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
             nodes, _, _ = (condition.message or "no node fits").partition(" preemption:")

@@ -14,7 +14,7 @@ from infoxlm_core.corpora import parallel
 from infoxlm_core.corpora.parallel import ItemFunction, ParallelMap
 from infoxlm_core.errors import InfoXLMError
 
-_RETRIES = 3  # of a task whose worker died
+_RETRIES = 3  # retries of a task after its worker died
 
 
 @contextlib.contextmanager

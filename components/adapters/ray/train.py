@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _START_ATTEMPTS = 3
 _MAX_FAILURES = 3
-_GPU_SECONDS = 1800  # time limit for the GPU of a replaced pod, the same as Ray Train's
+_GPU_SECONDS = 1800  # time limit for the replacement of a lost pod's GPU, as in Ray Train
 _ALL_WORKERS_SECONDS = 300.0  # time limit for all workers before a training run continues with fewer
 _COLLECTIVE_SECONDS = 300  # time limit for summing gradients; `distributed.PATIENCE` applies while worker 0 works alone
 
@@ -68,9 +68,8 @@ def launch_training(
             if gpu_count and not is_cluster:  # a cluster replaces the GPUs of a lost pod
                 num_workers = workers.limit_to_gpus(num_workers, gpu_count)
             training = _Training(worker_settings, run.name, Path(scratch), uses_gpus=gpu_count > 0)
-            is_elastic = 0 < min_workers < num_workers
             with workers.stop_training_on_signals(run):  # set again, because ray.init has replaced the handlers
-                if is_elastic:
+                if 0 < min_workers < num_workers:
                     result = training.fit_elastically(num_workers, min_workers)
                 else:
                     result = training.fit(num_workers, _MAX_FAILURES)
@@ -137,17 +136,16 @@ class _Training:
             failure_config=failure_config,
         )
         backend = "nccl" if self.uses_gpus else "gloo"
-        trainer = TorchTrainer(
+        return TorchTrainer(
             _run_in_worker,
             train_loop_config=self.worker_settings,
             scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=self.uses_gpus),
             torch_config=TorchConfig(backend=backend, timeout_s=_COLLECTIVE_SECONDS),
             run_config=run_config,
-        )
-        return trainer.fit()
+        ).fit()
 
     def fit_elastically(self, num_workers: int, min_workers: int) -> Any:
-        """Train. After the loss of a worker, continue with the workers for which the cluster has resources.
+        """Train. After the loss of a worker, continue with as many workers as the cluster can start.
 
         Ray Train's own elasticity is not used, because it stops a training run without saving a checkpoint.
         """

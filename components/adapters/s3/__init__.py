@@ -1,1 +1,1 @@
-"""S3 as a storage, and the setup of its bucket."""
+"""Store files in S3, and set up the bucket."""

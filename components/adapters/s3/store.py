@@ -79,8 +79,7 @@ class S3Store:
             The new ETag, or None if another process has changed the file.
         """
         condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
-        # S3 answers 412 if the condition fails, 409 to one of two simultaneous writers, and 404 if another process has
-        # deleted the file.
+        # S3 answers 412 if the condition fails, 409 after a concurrent write, and 404 after a concurrent deletion.
         with self._open_client(name, quick) as client, _ignore_statuses(404, 409, 412):
             return client.put_object(**self._make_put_request(name, content), **condition)["ETag"]
         # The response to an earlier attempt may have been lost, so the file may already have this content.

@@ -90,8 +90,7 @@ def _use_network(model: str) -> Iterator[None]:
         reason = f"no such directory, and no such model on the hub ({one_line(error)})"
         raise InputError(f"{model}: {reason}: check its name") from error
     except OSError as error:  # base class of all other errors of the hub
-        response = getattr(error, "response", None)
-        status = getattr(response, "status_code", 0)
+        status = getattr(getattr(error, "response", None), "status_code", 0)
         failure = f"fails with status {status}" if status else "does not answer"
         raise StorageUnavailable(
             f"{model}: no such directory, and the hub {failure} ({one_line(error)}): run again, or download the model "
