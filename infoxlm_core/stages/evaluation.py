@@ -1,7 +1,8 @@
-"""Stage evaluate: models and held-out text -> scores, tables, figures, a model card.
+"""Stage evaluate: models and held-out text -> scores, tables, figures and a model card.
 
-The first encoder is the one under test. The others, such as its start or an untrained model, show how much the training
-improved it. All models answer the same questions: the same pairs and, with the same tokenizer, the same masked tokens.
+The first encoder is the model under test. Further encoders, such as the start model or an untrained model, show how
+much training has improved it. All models answer the same questions: the same pairs and, if they share a tokenizer, the
+same masked tokens.
 """
 
 import math
@@ -28,7 +29,7 @@ from infoxlm_core.training import tracker
 
 EVALUATED_TASKS: tuple[Task[Any], ...] = (TASKS["retrieval"], Guard(), Perplexity(), TASKS["classification"])
 
-CURVE_POINTS = 400  # largest number of points of a training curve in scores.json
+MAX_CURVE_POINTS = 400  # per training curve in scores.json
 
 
 def evaluate(
@@ -42,21 +43,21 @@ def evaluate(
     """Score models and write scores.json, items.parquet, model_card.md and the report into `output`.
 
     Args:
-        config: settings of the evaluation.
-        corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet; its report.json is shown if it has one.
-        encoders: name -> Hugging Face directory, the model under test first. The report compares it in detail with the
-            model named `start`, if there is one.
-        classifiers: name of an encoder -> directory of the classifier that was fine-tuned from it, with its
-            test.parquet; may be empty.
+        config: evaluation settings.
+        corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet. The report includes its report.json.
+        encoders: mapping from model name to Hugging Face directory. The first entry is the model under test. An entry
+            named `start` is compared with it in detail.
+        classifiers: mapping from encoder name to the directory of its fine-tuned classifier and test.parquet; may be
+            empty.
         output: directory for the files.
-        hours: costs of the run up to this evaluation, such as {"cost/cpu_hours/all": 0.5}, for the report.
+        hours: costs of the run so far, such as {"cost/cpu_hours/all": 0.5}, for the report.
 
     Returns:
-        Metrics of the model under test, such as `retrieval/served` (shares from 0 to 1). The metrics of the other
-        models begin with the name of the model.
+        Metrics of the model under test, such as `retrieval/served`, as shares from 0 to 1. Metrics of other models have
+        the model's name as prefix.
 
     Raises:
-        InputError: there are no held-out pairs, a model is missing, or a test set does not fit its classifier.
+        InputError: there are no held-out pairs, a model is missing, or a test set does not match its classifier.
     """
     if not encoders:
         raise InputError("No encoder to evaluate. Give at least one model directory.")
@@ -80,7 +81,7 @@ def evaluate(
 def _measure_models(
     config: EvaluationConfig, questions: Questions, encoders: Mapping[str, Path], classifiers: Mapping[str, Path]
 ) -> dict[str, dict[str, Scores]]:
-    """Measure each model on each task that supports it. Return the scores by name of the model and of the task."""
+    """Measure each model on every task that supports it. Return a mapping: model -> task -> scores."""
     scores: dict[str, dict[str, Scores]] = {}
     for task in EVALUATED_TASKS:
         models = classifiers if task.is_finetuned else encoders
@@ -92,7 +93,7 @@ def _measure_models(
 
 
 def _collect_outcomes(scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, pd.DataFrame]:
-    """Return for each model a table with the outcome of every question, over all tasks that record outcomes."""
+    """Collect each model's outcomes of all questions in one table, for all tasks that record outcomes."""
     outcomes = {}
     for name, scores_by_task in scores.items():
         tables = [task_scores.outcomes for task_scores in scores_by_task.values() if task_scores.outcomes is not None]
@@ -107,7 +108,7 @@ def _build_record(
     encoders: Mapping[str, Path],
     scores: Mapping[str, Mapping[str, Scores]],
 ) -> dict[str, Any]:
-    """Return the content of scores.json, to which the caller adds the comparison with the start model."""
+    """Build the content of scores.json, except for the comparison with the start model."""
     models = {}
     for name, scores_by_task in scores.items():
         models[name] = _describe_model(scores_by_task, encoders[name], corpus)
@@ -116,7 +117,7 @@ def _build_record(
         counts_by_language[language] = {
             "held_out": questions.counts[language],
             "drawn": len(pairs),
-            "no_overlap": int(questions.unshared[language].sum()),  # pairs whose sides share no token
+            "no_overlap": int(questions.unshared[language].sum()),  # pairs without a shared token
         }
     report_path = corpus / "report.json"
     corpus_report = None
@@ -134,7 +135,7 @@ def _build_record(
 
 
 def _summarise(record: Mapping[str, Any], questions: Questions, scores: Mapping[str, Mapping[str, Scores]]) -> Summary:
-    """Return the means, confidence intervals and comparisons that the report shows."""
+    """Compute the report's means, confidence intervals and comparisons."""
     title = f"{record['model']}: how well it carries meaning across languages"
     descriptions = {name: report.describe_encoder(result["encoder"]) for name, result in record["models"].items()}
     tasks_with_settings = [(task, questions) for task in EVALUATED_TASKS]
@@ -147,16 +148,15 @@ def _compare_with_start(
     questions: Questions,
     corpus_report: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Compare the outcomes of the start model with those of the model under test.
+    """Compare the outcomes of the start model and the model under test.
 
-    Languages that the training text contains are compared separately from other languages.
+    Training languages are compared separately from all other languages.
     """
     language_codes = {questions.pivot, *questions.pairs}
-    if corpus_report:
-        for file in corpus_report.get("files", ()):
-            is_training_file = file["kept"] and not file["kind"].startswith("held_out")
-            if is_training_file:
-                language_codes.add(file["language"])
+    for file in (corpus_report or {}).get("files", ()):
+        is_training_file = file["kept"] and not file["kind"].startswith("held_out")
+        if is_training_file:
+            language_codes.add(file["language"])
     trained_languages = {languages.two_letters(code) for code in language_codes}
     before = evidence.Outcomes(start_outcomes, questions.pivot)
     after = evidence.Outcomes(tested_outcomes, questions.pivot)
@@ -164,7 +164,7 @@ def _compare_with_start(
 
 
 def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path, corpus: Path) -> dict[str, Any]:
-    """Return the entry of a model in scores.json: its size, origin, scores and training curves."""
+    """Build a model's entry in scores.json: size, origin, scores and training curves."""
     description: dict[str, Any] = {
         "encoder": dict(scores_by_task["retrieval"].details["encoder"]),
         "origin": origin.read(encoder),
@@ -182,7 +182,7 @@ def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path, corpus:
 
 
 def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:
-    """Return the scores of all models as metrics. All models but the first have their name as a prefix."""
+    """Return all scores as metrics. The names of models other than the one under test are prefixes."""
     metrics: dict[str, float] = {}
     tested_model = next(iter(scores))
     for name, scores_by_task in scores.items():
@@ -197,17 +197,17 @@ def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questio
 
 
 def _read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
-    """Read the training curves that an encoder's page shows, as lists of (step, value) by metric."""
+    """Read an encoder's training curves for the report: metric -> list of (step, value)."""
     path = encoder / "metrics.jsonl"
     if not path.is_file():
         return {}
     curves: dict[str, list[Sequence[float]]] = {}
     for step, values in tracker.read(path):
         for name, value in values.items():
-            is_shown = name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval")  # not by language
+            is_shown = name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval")
             if is_shown:
                 curves.setdefault(name, []).append((step, value))
     for name, curve in curves.items():
-        spacing = math.ceil(len(curve) / CURVE_POINTS)
+        spacing = math.ceil(len(curve) / MAX_CURVE_POINTS)
         curves[name] = curve[::spacing]
     return curves

@@ -1,6 +1,7 @@
-"""Stage export: an encoder -> a directory for other libraries, with a model card that compares its formats.
+"""Stage export: an encoder -> a directory for other libraries, with a model card that compares the formats.
 
-Each format is loaded from its files and measured: size, speed, and how much its vectors differ from the original ones.
+Each format is loaded from its files, and its size, speed and accuracy are measured. Accuracy is the difference between
+its vectors and those of the original model.
 """
 
 import math
@@ -28,25 +29,25 @@ from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
 
 SENTENCE_TRANSFORMERS, ONNX, INT8 = "sentence-transformers", "onnx", "onnx-int8"
 FILES = {SENTENCE_TRANSFORMERS: pretrained.WEIGHTS, ONNX: "onnx/model.onnx", INT8: "onnx/model_qint8.onnx"}
-"""Name of a format -> the file of its weights."""
+"""Mapping from format name to weight file."""
 MAX_TEXTS = 128
-"""Number of texts on which vectors and speed of the formats are compared."""
+"""Maximum number of texts for comparing the formats in accuracy and speed."""
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What to export."""
+    """The formats to write, and the text for trimming and measuring."""
 
     formats: Sequence[str]
     """Keys of `FILES`."""
     languages: Sequence[str] = ()
     """Languages to measure. Without `texts`, pieces in other scripts are removed from the vocabulary."""
     texts: Sequence[Path] = ()
-    """Files of text with one sentence per line. Pieces that do not occur in them are removed from the vocabulary."""
+    """Text files with one sentence per line. Pieces that do not occur in the text are removed from the vocabulary."""
     data: Path | None = None
-    """Folder of aligned sentences, on which retrieval is measured."""
+    """Folder of aligned sentences for measuring retrieval."""
     pivot: str = "en"
-    """The language that all others of `data` are aligned with."""
+    """Language with which all other languages in `data` are aligned."""
 
 
 def export(source: Path, name: str, settings: ExportSettings, output: Path) -> list[Measurement]:
@@ -54,16 +55,16 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
 
     Args:
         source: a Hugging Face directory.
-        name: name of the model, for its card.
+        name: model name for the card.
         settings: formats, languages and text.
-        output: the directory to write; must be empty or missing.
+        output: directory to create; must be empty or missing.
 
     Returns:
-        The measurements of the original model and of each format.
+        Measurements of the original model and of each format.
 
     Raises:
-        InputError: a format is unknown or needs a package that is not installed, or the model cannot be exported.
-        DataCorrupt: a format in fp32 gives other vectors than the model.
+        InputError: a format is unknown, a required package is missing, or the model cannot be exported.
+        DataCorrupt: the vectors of an fp32 format differ from those of the model.
     """
     check_settings(settings, output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
 
 
 def _write_export(source: Path, name: str, settings: ExportSettings, output: Path) -> list[Measurement]:
-    """Write all files of an export and return the measurements. See `export`."""
+    """Write an export's files and return the measurements. See `export`."""
     aligned_sentences = _read_aligned_sentences(settings)
     encoder = sentence_encoder.load(source)
     prefix = encoder.settings.prefix
@@ -89,7 +90,7 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
     measurements = export_measurements.measure(source, encoder, output, formats, texts, aligned_sentences)
     reference_vectors.write_reference(output)
     if SENTENCE_TRANSFORMERS not in settings.formats:
-        (output / FILES[SENTENCE_TRANSFORMERS]).unlink()  # the measurements needed it
+        (output / FILES[SENTENCE_TRANSFORMERS]).unlink()  # was needed only for the measurements
     card = page.render(
         "export_card.md",
         name=name,
@@ -113,7 +114,7 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
 
 
 def _read_aligned_sentences(settings: ExportSettings) -> dict[str, AlignedSentences]:
-    """Read the aligned sentences of the exported languages, or of all languages. Return none without `data`."""
+    """Read the aligned sentences for `languages`, by default for all languages. Without `data`, return none."""
     if settings.data is None:
         return {}
     other_languages = [code for code in settings.languages if two_letters(code) != two_letters(settings.pivot)]
@@ -121,9 +122,9 @@ def _read_aligned_sentences(settings: ExportSettings) -> dict[str, AlignedSenten
 
 
 def check_settings(settings: ExportSettings, output: Path) -> None:
-    """Raise InputError if a format is unknown or cannot be written, or the output has files.
+    """Raise InputError if a format is unknown or cannot be written, or if the output directory is not empty.
 
-    A command that trains before it exports calls this function first.
+    Commands that train before the export call this function first.
     """
     for format_name in settings.formats:
         if format_name not in FILES:
@@ -135,15 +136,15 @@ def check_settings(settings: ExportSettings, output: Path) -> None:
 
 
 def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSettings) -> TrimmedTokenizer | None:
-    """Remove tokens that the text or the languages do not need from the vocabulary and the embeddings.
+    """Remove tokens that the text or languages do not need from the tokenizer and the embeddings.
 
     Args:
-        encoder: the model, whose embeddings are changed in place.
-        tokenizer_json: content of its tokenizer.json.
-        settings: the settings of the export.
+        encoder: the model; its embeddings are changed in place.
+        tokenizer_json: content of the model's tokenizer.json.
+        settings: export settings.
 
     Returns:
-        The smaller tokenizer, or None if the settings name neither text nor languages.
+        The trimmed tokenizer, or None if the settings name neither text nor languages.
     """
     if settings.texts:
         prefixed_lines = (encoder.settings.prefix + line for line in _read_lines(settings.texts))
@@ -155,7 +156,7 @@ def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSetting
         needed_ids = vocabulary.find_pieces_in_scripts(tokenizer_json, sorted(scripts))
     else:
         return None
-    # Prompts must stay usable, also in another script than the text, such as "query: " before Russian text.
+    # Keep the pieces of prompts, because a prompt's script may differ from that of the text ("query: " and Russian).
     needed_ids |= vocabulary.find_pieces_in_text(tokenizer_json, encoder.settings.prompts.text_by_name.values())
     pad_id = encoder.encoder.config.pad_token_id or 0
     trimmed_tokenizer = TrimmedTokenizer(tokenizer_json, needed_ids, pad_id)
@@ -164,7 +165,7 @@ def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSetting
 
 
 def _read_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """Yield the lines of text files. Raise InputError if a line is not UTF-8."""
+    """Yield the lines of text files. Raise InputError for a line that is not UTF-8."""
     for path in paths:
         for number, text, problem in lines.read_lines(path):
             if problem:
@@ -178,26 +179,25 @@ def _choose_texts(
     trimmed_tokenizer: TrimmedTokenizer | None,
     prefix: str,
 ) -> list[str]:
-    """Choose up to `MAX_TEXTS` texts, on which vectors and speed of the formats are compared.
+    """Choose up to `MAX_TEXTS` texts for comparing the formats in accuracy and speed.
 
-    These are aligned sentences if there are any, else the first lines of the text, else the reference sentences.
+    The sources, in order of preference, are the aligned sentences, the first lines of the text files and the reference
+    sentences.
 
     Raises:
-        InputError: the trimmed tokenizer splits all of them differently.
+        InputError: the trimmed tokenizer splits all these texts differently from the original tokenizer.
     """
-    candidates: list[str] = []
+    texts: list[str] = []
     if aligned_sentences:
         texts_per_side = math.ceil(MAX_TEXTS / (2 * len(aligned_sentences)))
         for sources, targets in aligned_sentences.values():
-            candidates += sources[:texts_per_side]
-            candidates += targets[:texts_per_side]
+            texts += [*sources[:texts_per_side], *targets[:texts_per_side]]
     elif settings.texts:
-        candidates = list(islice(_read_lines(settings.texts), MAX_TEXTS))
+        texts = list(islice(_read_lines(settings.texts), MAX_TEXTS))
     else:
-        candidates = list(reference_vectors.SENTENCES)
-    texts = candidates
-    if trimmed_tokenizer:  # a text that is split differently has another vector than the original one
-        texts = [text for text in candidates if trimmed_tokenizer.splits_as_before(prefix + text)]
+        texts = list(reference_vectors.SENTENCES)
+    if trimmed_tokenizer:  # the vectors of texts that are split differently cannot be compared
+        texts = [text for text in texts if trimmed_tokenizer.splits_as_before(prefix + text)]
     if not texts:
         raise InputError("no text to measure the export on: give text, or aligned sentences in its languages")
     return texts[:MAX_TEXTS]
@@ -206,20 +206,18 @@ def _choose_texts(
 def _compute_unchanged_share(
     trimmed_tokenizer: TrimmedTokenizer | None, aligned_sentences: Mapping[str, AlignedSentences], prefix: str
 ) -> float | None:
-    """Return the share of aligned sentences that a trimmed tokenizer splits as the original one did.
+    """Return the share of aligned sentences that the trimmed and the original tokenizer split in the same way.
 
     Return None without a trimmed tokenizer or without sentences.
     """
-    sentences: list[str] = []
-    for sources, targets in aligned_sentences.values():
-        sentences += [*sources, *targets]
+    sentences = [text for sides in aligned_sentences.values() for side in sides for text in side]
     if trimmed_tokenizer is None or not sentences:
         return None
     return fmean(trimmed_tokenizer.splits_as_before(prefix + sentence) for sentence in sentences)
 
 
 def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output: Path) -> list[Format]:
-    """Write the ONNX files and return all formats, loaded from their files."""
+    """Write the ONNX files, and load each format from its files."""
     _write_onnx_files(encoder, format_names, output)
     formats = []
     for format_name in format_names:
@@ -229,19 +227,19 @@ def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output
             run: VectorFunction = SentenceEncoder(model.base_model, encoder.settings).run
         else:
             run = onnx.OnnxEncoder(path)
-        weight_files = sorted(path.parent.glob(f"{path.name}*"))  # a large ONNX file has its weights beside it
+        weight_files = sorted(path.parent.glob(f"{path.name}*"))  # large ONNX models have an external weight file
         formats.append(Format(format_name, weight_files, run, is_exact=format_name != INT8))
     return formats
 
 
 def _write_onnx_files(encoder: SentenceEncoder, format_names: Sequence[str], output: Path) -> None:
-    """Write the requested ONNX files: in fp32, quantised to int8, or both."""
+    """Write the requested ONNX files: fp32, int8 or both."""
     if ONNX not in format_names and INT8 not in format_names:
         return
     onnx_path = output / FILES[ONNX]
     onnx.write(encoder, onnx_path)
     if INT8 in format_names:
         onnx.quantise(onnx_path, output / FILES[INT8])
-    if ONNX not in format_names:  # the file in fp32 was only needed for quantisation
+    if ONNX not in format_names:  # the fp32 file was needed only for quantisation
         for path in onnx_path.parent.glob(f"{onnx_path.name}*"):
             path.unlink()

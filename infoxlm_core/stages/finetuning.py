@@ -1,6 +1,6 @@
-"""Stage finetune: an encoder and the examples of a task -> the model that the selection rule chooses.
+"""Stage finetune: an encoder and a task's examples -> the model that the selection rule chooses.
 
-All tasks share one training loop, which uses every example once per epoch and regularly evaluates the model on the
+All tasks share a training loop. It uses every example once per epoch and regularly evaluates the model on the
 development sets. The task provides the examples and the scores.
 """
 
@@ -44,21 +44,21 @@ def finetune(
     """Fine-tune an encoder in Hugging Face format on a task. Every worker calls this function.
 
     Args:
-        config: settings of the task.
+        config: task settings.
         encoder: a Hugging Face directory.
-        corpus: the prepared corpus whose labelled set is used if the config names no data.
-        output: receives the model, its tokenizer, `selection.json`, `metrics.jsonl` and, for classification,
+        corpus: a prepared corpus with labelled text, for a config without data paths.
+        output: directory for the model, its tokenizer, `selection.json`, `metrics.jsonl` and, for classification,
             `test.parquet`.
-        run: receives the checkpoints; the same directory continues the same run.
-        track: creates the tracker that writes the curves to a file.
-        remote: storage of the checkpoints if the machines share no disk.
+        run: directory for checkpoints. A run resumes if its directory is reused.
+        track: factory for the tracker, given the path of the curves.
+        remote: remote checkpoint storage if the machines share no disk.
 
     Returns:
-        The metrics of the last step, `steps`, and the number of training `examples`.
+        The metrics of the last step, and the numbers of `steps` and training `examples`.
 
     Raises:
-        InputError: data or encoder cannot be used, or the selection rule lacks development sets.
-        CorpusTooSmall: no text to train on, or fewer than two labels.
+        InputError: the data or encoder is unusable, or the selection rule lacks development sets.
+        CorpusTooSmall: there is no training text, or fewer than two labels.
     """
     training = read_training(config, encoder, corpus)
     selection.check_dev_languages(config.selection.rule, training.source_language, training.dev_languages)
@@ -68,7 +68,7 @@ def finetune(
     optimization = choose_steps(config, len(training.examples))
     best_checkpoints = BestCheckpoints(run, config.selection, training.source_language)
     fingerprint = _make_fingerprint(config, encoder, training)
-    # To save memory and time, only the embeddings of tokens that occur in the examples are trained.
+    # To save memory and time, train only the embeddings of tokens that occur in the examples.
     limited_training, restore_embeddings = active_vocabulary.limit(module, training, optimization.weight_decay)
     learner = TaskLearner(config, module, limited_training, optimization.steps, best_checkpoints)
     logger.info("fine-tuning on %d examples, %d steps", len(training.examples), optimization.steps)
@@ -84,7 +84,7 @@ def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> T
 
 
 def choose_steps(config: RecipeConfig, num_examples: int) -> OptimizationConfig:
-    """Return the optimization settings. If `epochs` is set, it determines the numbers of steps and warm-up steps."""
+    """Return the optimization settings. `epochs`, if set, determines the number of steps and warm-up steps."""
     if config.epochs is None:
         return config.optimization
     steps = math.ceil(config.epochs * num_examples / config.batch_size)
@@ -93,9 +93,9 @@ def choose_steps(config: RecipeConfig, num_examples: int) -> OptimizationConfig:
 
 
 def _make_fingerprint(config: RecipeConfig, encoder: Path, training: Training) -> Fingerprint:
-    """Return the settings and the digests of the data that must be equal for a run to resume."""
+    """Return the fingerprint of the settings and data that must not change when a run resumes."""
     settings, data = task_of(config).select_training_inputs(config)
-    # Development sets are included, because they decide which step is exported.
+    # The fingerprint includes development sets, because they decide which step is exported.
     inputs = {"encoder": pretrained.digest_weights(encoder), "examples": digest_training(training)}
     for role, paths in data.items():
         inputs[role] = manifests.digest(digest_inputs(paths))
@@ -103,7 +103,7 @@ def _make_fingerprint(config: RecipeConfig, encoder: Path, training: Training) -
 
 
 def digest_training(training: Training) -> str:
-    """Return the digest of the training examples, their targets and the development languages."""
+    """Return a digest of the training examples, their targets and the development languages."""
     digest = hashlib.sha256(json.dumps([training.head.name, training.labels, training.dev_languages]).encode())
     examples = training.examples
     for array in (examples.ids, examples.types, examples.lengths, training.targets):
@@ -118,23 +118,23 @@ def _export(
     output: Path,
     restore_embeddings: Callable[[], AbstractContextManager[Any]],
 ) -> None:
-    """Write the models that the selection rule chooses, with the scores of the development sets.
+    """Write the models that the selection rule chooses, with their development scores.
 
-    The chosen weights are loaded into the learner's module, so training cannot continue afterwards.
+    Loading the chosen weights overwrites the learner's module, so training cannot continue afterwards.
 
     Args:
         learner: the finished learner.
-        encoder: directory of the encoder that the training started from.
+        encoder: directory of the original encoder.
         run: directory of the run, with its curves.
-        output: receives the models.
-        restore_embeddings: returns a context manager, in which the module has the embeddings of all tokens again.
+        output: directory for the models.
+        restore_embeddings: returns a context in which the module has the embeddings of all tokens.
     """
     rule = learner.config.selection.rule
     evaluations = learner.best.read_evaluations()
     chosen_steps = learner.best.choose(evaluations, learner.steps)
     for step in dict.fromkeys(chosen_steps.values()):  # several languages may share a step
         directory = selection.directory_of(output, chosen_steps, step)
-        if rule != "last":  # the module holds the last weights already
+        if rule != "last":  # the module already holds the last weights
             learner.best.load(learner.module, step)
         with restore_embeddings():
             task_models.export(learner.module, encoder, directory)

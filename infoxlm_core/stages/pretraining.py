@@ -1,6 +1,6 @@
-"""Stage pretrain: token shards -> an encoder of InfoXLM, XLM or mBERT, and the model from which it started.
+"""Stage pretrain: token shards -> an InfoXLM, XLM or mBERT encoder, and its start model.
 
-The system provides the model, the batches and the losses. The training loop is the same for all systems.
+The system provides the model, the batches and the losses. All systems share a training loop.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from infoxlm_core.training.run import export_curves, run_directory
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 COUNTED_STEPS = 100
-"""Steps whose tokens are counted to choose the number of steps; even, because XLM's objectives alternate."""
+"""Number of steps for estimating the tokens per step; even, because XLM's objectives alternate."""
 
 
 def pretrain(
@@ -36,17 +36,17 @@ def pretrain(
     remote: RemoteCheckpoints | None = None,
     shards_source: PartSource | None = None,
 ) -> dict[str, Any]:
-    """Pre-train an encoder, or continue from the newest valid checkpoint in `run`. Every worker calls this function.
+    """Pre-train an encoder, or resume from the newest valid checkpoint in `run`. Every worker calls this function.
 
     Args:
-        config: settings of the stage.
-        shards_path: token shards.
-        output: directory for the models `start/`, before the first step, and `encoder/`, after the last step. Both are
-            in Hugging Face format.
+        config: stage settings.
+        shards_path: directory of token shards.
+        output: directory for two models in Hugging Face format: `start/` (before training) and `encoder/` (after
+            training).
         run: directory for checkpoints and `metrics.jsonl`.
-        track: creates the tracker that writes the curves to a file.
-        remote: storage of the checkpoints if the machines share no disk.
-        shards_source: storage of the text if `shards_path` has only the manifest and the tokenizer.
+        track: factory for the tracker, given the path of the curves.
+        remote: remote checkpoint storage if the machines share no disk.
+        shards_source: storage of the text if `shards_path` contains only the manifest and the tokenizer.
 
     Returns:
         The metrics of the last step, and the number of steps.
@@ -61,7 +61,7 @@ def pretrain(
     if config.model.start:
         inputs["model.start"] = pretrained.digest_weights(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
-    saves_in_background = distributed.device().type == "cuda"  # on a CPU, writing would slow down the steps
+    saves_in_background = distributed.device().type == "cuda"  # on CPUs, writing would slow down the steps
     may_rewind = config.guard.rewinds > 0
     opened_run = run_directory(run, fingerprint, config.checkpoints, track, remote, saves_in_background, may_rewind)
     with opened_run as (checkpoints, tracker):
@@ -74,10 +74,10 @@ def pretrain(
 
 
 def _resolve_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConfig:
-    """Return the config with the number of steps that process `config.tokens` tokens, if this setting is not 0.
+    """If `config.tokens` is set, return the config with the number of steps that process this many tokens.
 
     Raises:
-        ConfigError: the tokens are not enough for the steps of the warm-up.
+        ConfigError: the tokens do not suffice for the warm-up.
     """
     if not config.tokens:
         return config
@@ -101,18 +101,18 @@ def _export(
     run: Path,
     output: Path,
 ) -> None:
-    """Write the models `start/`, before the first step, and `encoder/`, after the last step, in Hugging Face format.
+    """Write the models `start/` (before training) and `encoder/` (after training) in Hugging Face format.
 
     Args:
-        config: settings of the stage.
-        weights: the trained weights.
-        shards: token shards of the training.
-        inputs: digests of the artifacts that the run depends on, for the manifests.
+        config: stage settings.
+        weights: trained weights by name.
+        shards: token shards.
+        inputs: digests of the run's inputs for the manifests.
         run: directory of the run, with its curves.
-        output: receives both models.
+        output: directory for both models.
     """
     system = SYSTEMS[config.system]
-    model = system.build(config, shards)  # has the same weights as before the first step
+    model = system.build(config, shards)  # reproduces the weights before training
     system.export(model, config, shards, output / "start")
     if config.model.start and config.system == "infoxlm":
         any_encoder.copy_embedding_settings(Path(config.model.start), output / "start")
@@ -127,12 +127,12 @@ def _export(
 
 
 def _describe_training_text(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
-    """Describe the training text for the encoder's manifest, so that an evaluation can detect leaked test sets.
+    """Describe the training text for the encoder's manifest, so that evaluations can detect leaked test sets.
 
     Returns:
-        `origin`: the published model that the training started from. `reserved`: files of test sets that were removed
-        from the text of this training and of its start model. `other_corpora`: further corpora that the start model was
-        trained on, which may contain sentences that this corpus holds out. Empty entries are left out.
+        `origin`: the published start model. `reserved`: digests of test sets whose sentences were removed from all
+        training text, including that of the start model. `other_corpora`: the start model's other training corpora,
+        which may contain held-out sentences of this corpus. Empty entries are omitted.
     """
     reserved_files = set(shards.manifest["facts"].get("reserved", ()))
     other_corpora: set[str] = set()

@@ -1,8 +1,8 @@
 """Stage tokenize_corpus: prepared corpora -> a tokenizer and token shards.
 
-tokenizer/        sentencepiece.bpe.model and the equivalent tokenizer.json for `transformers`,
-                  or the unchanged files of another model's tokenizer
-mono/, pairs/     tables of token ids in parts, see data/shards.py; held_out/ likewise
+tokenizer/                   sentencepiece.bpe.model and the equivalent tokenizer.json for `transformers`,
+                             or unchanged copies of another model's tokenizer files
+mono/, pairs/, held_out/     tables of token ids in parts, see data/shards.py
 """
 
 import functools
@@ -33,9 +33,9 @@ from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.progress import show_progress
 
 logger = logging.getLogger(__name__)
-MAX_REPEATS = 5  # of a training sentence; with more, words that occur in only a few sentences become pieces
+MAX_REPEATS = 5  # repetitions of a training sentence; more would turn rare words into pieces
 ADDED_IDS = 2  # <pad> and <mask>, which SentencePiece does not count
-COMPARED_SENTENCES = 2_000  # of each language, on which both tokenizers are compared
+COMPARED_SENTENCES = 2_000  # sentences per language for comparing two tokenizers
 
 
 def tokenize(
@@ -44,19 +44,21 @@ def tokenize(
     """Train or copy the tokenizer, encode every corpus and write shards.
 
     Args:
-        config: the tokenizer, or how to train one.
+        config: stage settings.
         corpus: a prepared corpus.
-        output: folder of the artifact; the caller writes its manifest.
-        parallel_map: encodes chunks of sentences; None: in `config.processes` processes. The result is the same.
+        output: artifact directory. The caller writes the manifest.
+        parallel_map: function that encodes chunks of sentences; None for a pool of `config.processes` processes. It
+            does not affect the result.
 
     Returns:
-        The facts for the manifest: the numbers of sequences and tokens, the tokenizer, and the sizes of all tables.
+        Facts for the manifest: sequence and token counts, the tokenizer, and the sizes of all tables.
 
     Raises:
         InputError: `corpus` is not a prepared corpus, or `config.model` is not a tokenizer.
         ConfigError: the prefix contains a special token.
-        CorpusTooSmall: too little text for a vocabulary of this size.
-        TokenizerMismatch: `config.model` has another vocabulary size, or the exported tokenizer gives other ids.
+        CorpusTooSmall: there is too little text for a vocabulary of this size.
+        TokenizerMismatch: the vocabulary size of `config.model` differs from the configured size, or tokenizer.json
+            and SentencePiece differ.
     """
     manifest = manifests.load_verified(corpus, "corpus", producer="prepare_corpus")
     folder = output / "tokenizer"
@@ -94,25 +96,24 @@ def tokenize(
 
 
 class CreatedTokenizer(NamedTuple):
-    """A tokenizer that was written to a folder."""
+    """A tokenizer whose files have been written."""
 
     model: bytes  # a SentencePiece model or a serialized tokenizer.json
     vocabulary: Vocabulary
     special_tokens: list[str]
-    file_name: str  # the file whose digest identifies the tokenizer
+    file_name: str  # file whose digest identifies the tokenizer
 
 
 def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> tuple[SerializedTokenizer, str]:
-    """Write a tokenizer to a folder. Return the tokenizer and the name of the file whose digest identifies it."""
+    """Write a tokenizer to a folder. Return the tokenizer and the name of the file that identifies it."""
     source_files = tokenizers.find_files(Path(config.model)) if config.model else []
     if source_files and source_files[0].suffix == ".json":
         tokenizer = _copy_fast_tokenizer(source_files, folder)
     elif source_files:
-        # XLM-R's tokenizer.json differs from its SentencePiece model on the few sentences that have two segmentations
-        # of equal score.
+        # XLM-R's tokenizer.json and SentencePiece model differ on a few sentences with two equally good segmentations.
         tokenizer = _write_sentencepiece(_read_model(source_files[0]), folder, corpus, max_different_share=0.001)
     else:
-        # The scores of a new model are rounded, so its segmentations are always equal.
+        # The scores of a new model are rounded, so both segmentations are always equal.
         tokenizer = _write_sentencepiece(_train_model(config, corpus), folder, corpus, max_different_share=0.0)
     vocabulary_size = tokenizer.vocabulary.size
     if config.vocabulary_size not in (None, vocabulary_size):
@@ -127,7 +128,7 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
 
 
 def _copy_fast_tokenizer(source_files: list[Path], folder: Path) -> CreatedTokenizer:
-    """Copy the files of a model's tokenizer, of which the first is tokenizer.json."""
+    """Copy a model's tokenizer files. The first file is tokenizer.json."""
     fast_tokenizer = tokenizers.copy_files(source_files[0], source_files[1:], folder)
     vocabulary = tokenizers.read_vocabulary(fast_tokenizer, source_files[0])
     model = serialize(fast_tokenizer.backend_tokenizer, vocabulary.special_ids)
@@ -135,7 +136,7 @@ def _copy_fast_tokenizer(source_files: list[Path], folder: Path) -> CreatedToken
 
 
 def _write_sentencepiece(model: bytes, folder: Path, corpus: Path, max_different_share: float) -> CreatedTokenizer:
-    """Write a SentencePiece model and its tokenizer.json, and compare both on the corpus."""
+    """Write a SentencePiece model and the equivalent tokenizer.json, and compare both on the corpus."""
     (folder / tokenizers.MODEL).write_bytes(model)
     tokenizers.write_fast(model, folder)
     _compare_tokenizers(folder, model, corpus, max_different_share)
@@ -144,7 +145,7 @@ def _write_sentencepiece(model: bytes, folder: Path, corpus: Path, max_different
 
 
 def _read_model(path: Path) -> bytes:
-    """Return the content of a file. Raise InputError if it is not a SentencePiece model."""
+    """Read a SentencePiece model. Raise InputError if the file is not one."""
     try:
         model = user_files.check_readable(path).read_bytes()
         tokenizers.vocabulary_size(model)
@@ -156,8 +157,8 @@ def _read_model(path: Path) -> bytes:
 
 
 def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
-    """Draw the sentences on which the vocabulary is trained. The same sentence may occur several times."""
-    sentence_counts: dict[str, int] = {}  # by language
+    """Draw the sentences for training the vocabulary. A sentence may be repeated."""
+    sentence_counts: dict[str, int] = {}  # language -> number of sentences
     for folder in sorted(corpus.glob("mono/*")):
         count = sum(count_rows(path) for path in folder.glob("*.parquet"))
         if count:
@@ -167,7 +168,7 @@ def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
     drawn_counts = _choose_sentence_counts(np.array(list(sentence_counts.values())), config)
     sentences: list[str] = []
     for (language, count), drawn_count in zip(sentence_counts.items(), drawn_counts, strict=True):
-        # Take all sentences as often as they fit into the count, and a random choice of them once more.
+        # Repeat all sentences equally often, and a random subset once more, to reach the count.
         repeats = np.full(count, drawn_count // count)
         random_order = make_rng(config.seed, "vocabulary", language).permutation(count)
         repeats[random_order[: drawn_count % count]] += 1
@@ -177,26 +178,26 @@ def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
 
 
 def _choose_sentence_counts(sentence_counts: np.ndarray, config: TokenizationConfig) -> np.ndarray:
-    """Return how many sentences of each language to draw, in proportion to the number of its sentences ^ alpha.
+    """Choose how many sentences of each language to draw, in proportion to its number of sentences ^ alpha.
 
-    A small language repeats each sentence up to `MAX_REPEATS` times. If this is not enough for its share, the total is
-    reduced, but to no less than half. A language that is too small even for half the total gets less than its share.
+    Sentences of small languages are repeated up to `MAX_REPEATS` times. If a language still cannot fill its share, the
+    total is reduced, by up to one half. A language that cannot fill its share of half the total gets a smaller share.
 
     Args:
-        sentence_counts: (languages,) sentences of each language, at least 1.
-        config: the exponent and the largest total.
+        sentence_counts: number of sentences of each language (languages,), at least 1.
+        config: settings with the exponent and the maximum total.
     """
     shares = probabilities(sentence_counts, config.alpha)
     total = min(config.training_sentences, sentence_counts.sum())
     available_counts = MAX_REPEATS * sentence_counts
-    largest_totals = available_counts / shares  # of which each language can still fill its share
+    largest_totals = available_counts / shares  # largest total for which each language can fill its share
     acceptable_totals = largest_totals[largest_totals >= total / 2]
     total = min([total, *acceptable_totals])
     return np.minimum(np.rint(shares * total), available_counts).astype(np.int64)
 
 
 def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
-    """Train a SentencePiece unigram model on the corpus. Return it with rounded scores."""
+    """Train a SentencePiece unigram model on the corpus, and round its scores."""
     sentences = _draw_sentences(config, corpus)
     model = io.BytesIO()
     try:
@@ -206,20 +207,19 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
             model_type="unigram",
             vocab_size=config.new_vocabulary_size - ADDED_IDS,
             character_coverage=config.character_coverage,
-            num_threads=2,  # the result depends on it, so it must not depend on the machine
+            num_threads=2,  # fixed, because the result depends on the number of threads
             minloglevel=2,
         )
     except RuntimeError as error:
-        text_description = f"{corpus}: {len(sentences)} sentences"
-        raise _explain_failure(str(error), config, text_description) from None
+        raise _explain_failure(str(error), config, f"{corpus}: {len(sentences)} sentences") from None
     logger.info("trained a vocabulary of %d ids on %d sentences", config.new_vocabulary_size, len(sentences))
     return tokenizers.round_scores(model.getvalue())
 
 
 def _explain_failure(message: str, config: TokenizationConfig, text_description: str) -> CorpusTooSmall:
-    """Return an error that says how to solve a failure of SentencePiece's training.
+    """Convert a SentencePiece failure to an error with a remedy.
 
-    The training fails if the text has too many characters, or too few different pieces, for the vocabulary size.
+    Training fails if the text has too many distinct characters, or too few distinct pieces, for the vocabulary size.
     """
     problem = f"{text_description} do not give a vocabulary of {config.new_vocabulary_size}"
     required_characters = re.search(r"required_chars\. \d+ vs (\d+)", message)
@@ -229,7 +229,7 @@ def _explain_failure(message: str, config: TokenizationConfig, text_description:
             f"{problem} (their characters alone need {needed_ids}): raise tokenization.vocabulary_size to {needed_ids} "
             f"or more, or lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
         )
-    reason = " ".join(message.split())[-160:]  # the end of the message has the reason
+    reason = " ".join(message.split())[-160:]  # the reason is at the end of the message
     largest_size = re.search(r"value <= (\d+)", message)
     if largest_size:
         reason = f"at most {int(largest_size[1]) + ADDED_IDS} are possible"
@@ -237,7 +237,7 @@ def _explain_failure(message: str, config: TokenizationConfig, text_description:
 
 
 def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_share: float) -> None:
-    """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on more than the given share of texts."""
+    """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on too large a share of the texts."""
     fast_tokenizer = tokenizers.load_fast(folder).backend_tokenizer
     encode = load_encoder(model)
     compared_count = 0
@@ -259,7 +259,7 @@ def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_
 
 
 def _read_comparable_texts(folder: Path) -> list[str]:
-    """Return the first sentences of a language without special tokens, which SentencePiece reads as ordinary text."""
+    """Return a language's first sentences without special tokens, which SentencePiece reads as plain text."""
     texts: list[str] = []
     for text in _read_texts(folder):
         if len(texts) == COMPARED_SENTENCES:
@@ -273,7 +273,7 @@ def _read_comparable_texts(folder: Path) -> list[str]:
 
 
 class NamedChunk(NamedTuple):
-    """Consecutive rows of a table of a prepared corpus."""
+    """Consecutive rows of a corpus table."""
 
     table_name: str  # such as mono/en/news
     rows: pa.Table
@@ -282,55 +282,49 @@ class NamedChunk(NamedTuple):
 def _encode(
     corpus: Path, tokenizer: SerializedTokenizer, block_tokens: int, output: Path, parallel_map: ParallelMap
 ) -> dict[str, dict[str, Any]]:
-    """Encode every corpus, write its shards, and return the sizes of all tables by name."""
+    """Encode every corpus, write its shards, and return a mapping from table name to sizes."""
     files: list[Path] = []
     for kind in ("held_out", "mono", "pairs"):
         files += sorted(corpus.glob(f"{kind}/*/*.parquet"))
     row_count = sum(count_rows(path) for path in files)
-    # The results of `parallel_map` have no names, so the chunks are iterated twice: to encode and to name them.
+    # The results of `parallel_map` have no table names, so iterate the chunks twice: for encoding and for naming.
     chunks, chunks_to_encode = itertools.tee(_iterate_named_chunks(files, corpus))
     encode = functools.partial(encode_chunk, tokenizer=tokenizer)
     encoded_rows = parallel_map(encode, (chunk.rows for chunk in chunks_to_encode))
     tables: dict[str, dict[str, Any]] = {}
     with show_progress("tokenizing", row_count, "rows") as advance:
         chunks_and_results = zip(chunks, encoded_rows, strict=True)
-        for table_name, table_results in itertools.groupby(chunks_and_results, key=_get_table_name):
+        for table_name, table_results in itertools.groupby(chunks_and_results, key=lambda pair: pair[0].table_name):
             tables[table_name] = write_table(output, table_name, _iterate_results(table_results, advance), block_tokens)
     return tables
 
 
 def _iterate_named_chunks(files: Iterable[Path], corpus: Path) -> Iterator[NamedChunk]:
-    """Yield the chunks of all tables of a prepared corpus, one table after the other."""
+    """Yield the chunks of all tables of a prepared corpus, table by table."""
     for path in files:
         table_name = str(path.relative_to(corpus).with_suffix(""))
         for rows in _iterate_chunks(path):
             yield NamedChunk(table_name, rows)
 
 
-def _get_table_name(chunk_and_result: tuple[NamedChunk, pa.Table]) -> str:
-    """Return the name of the table to which a chunk and its encoded rows belong."""
-    chunk, _ = chunk_and_result
-    return chunk.table_name
-
-
 def _iterate_results(
     chunks_and_results: Iterable[tuple[NamedChunk, pa.Table]], advance: Callable[[int], None]
 ) -> Iterator[pa.Table]:
-    """Yield the encoded rows of each chunk, and advance the progress bar after their use."""
+    """Yield each chunk's encoded rows, and advance the progress bar once the rows are written."""
     for chunk, encoded_rows in chunks_and_results:
         yield encoded_rows
         advance(len(chunk.rows))
 
 
 def _read_texts(folder: Path) -> Iterator[str]:
-    """Yield the sentences of a language in order, without reading a whole file into memory."""
+    """Yield a language's sentences in order, without reading a whole file into memory."""
     for path in sorted(folder.glob("*.parquet")):
         for chunk in _iterate_chunks(path):
             yield from chunk[TEXT].to_pylist()
 
 
 def _iterate_chunks(path: Path) -> Iterator[pa.Table]:
-    """Yield the text columns of a table of a prepared corpus in chunks."""
+    """Yield the text columns of a corpus table in chunks."""
     with translate_arrow_errors(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         columns = [name for name in (TEXT, *PAIR_COLUMNS) if name in file.schema_arrow.names]
         for batch in file.iter_batches(CHUNK, columns=columns):

@@ -1,14 +1,14 @@
-"""Save and load the checkpoints of a training run: directories of safetensors and JSON whose manifest is written last.
+"""Save and load the checkpoints of a training run.
 
-    RUN/step=0000000400/   state.safetensors, meta.json, manifest.json (sizes and SHA-256)
-    RUN/saved.json         the last saved step: a run that has saved never silently starts over
-    RUN/lock               held by the process that trains
-    RUN/stop               a request to save and stop
+    RUN/step=0000000400/   state.safetensors, meta.json, manifest.json (sizes and SHA-256, written last)
+    RUN/saved.json         last saved step, so that a run with lost checkpoints never silently starts over
+    RUN/lock               lock of the training process
+    RUN/stop               request to save and stop
 
-The newest checkpoint is the one with the highest step; clocks do not matter. Every byte is hashed before it is used.
+The newest checkpoint is the one with the highest step, regardless of file times. Every file is hashed before use.
 
-Workers without a shared disk use `RemoteCheckpoints`: a checkpoint counts once it is uploaded. It then also contains
-the other files from which a run resumes (`COMPANIONS`).
+Workers without a shared disk use `RemoteCheckpoints`. A checkpoint is valid only once it is uploaded. Remote
+checkpoints also contain the other files that a resumed run needs (`COMPANIONS`).
 """
 
 import contextlib
@@ -37,46 +37,42 @@ from infoxlm_core.training.tracker import METRICS
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
 META = "meta.json"
-COMPANIONS = (METRICS, "kept")  # curves, and the weights of a fine-tuning's best steps
-MAX_FAILED_UPLOADS = 3  # consecutive failed uploads after which a run stops
+COMPANIONS = (METRICS, "kept")  # curves, and the best weights of a fine-tuning run
+MAX_FAILED_UPLOADS = 3  # number of consecutive failed uploads that stops a run
 
 
 def name_checkpoint(step: int) -> str:
-    """Return the name of the directory of a step's checkpoint."""
+    """Return the directory name of a step's checkpoint."""
     return f"step={step:010d}"
 
 
 def parse_step(name: str) -> int | None:
-    """Return the step in the name of a checkpoint's directory, or None for any other name."""
+    """Return the step in a checkpoint's directory name, or None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """Return steps and directories of a run's checkpoints, valid or not, newest first."""
+    """Return the steps and directories of all checkpoints of a run, valid or not, newest first."""
     return _find_checkpoints(run.iterdir())
 
 
 def _find_checkpoints(paths: Iterable[Path]) -> list[tuple[int, Path]]:
-    """Return the step and path of each path with the name of a checkpoint, newest first."""
-    checkpoints = []
-    for path in paths:
-        step = parse_step(path.name)
-        if step is not None:
-            checkpoints.append((step, path))
+    """Select the paths with a checkpoint's name. Return their steps and paths, newest first."""
+    checkpoints = [(step, path) for path in paths if (step := parse_step(path.name)) is not None]
     return sorted(checkpoints, reverse=True)
 
 
 def select_outdated(
     names: Iterable[str], keep: int, damaged_names: Collection[str], rewind_interval: int = 0
 ) -> list[str]:
-    """Return the names of the checkpoints to delete: damaged ones, and those that no run will resume from.
+    """Return the names of the checkpoints to delete, which are damaged or no longer needed.
 
     Args:
         names: names of all checkpoints.
         keep: number of newest valid checkpoints to keep.
-        damaged_names: names of checkpoints that are known to be damaged.
-        rewind_interval: steps between two checkpoints to which a training may rewind, or 0 if it never rewinds.
+        damaged_names: names of damaged checkpoints.
+        rewind_interval: steps between two rewind targets; 0 if the run never rewinds.
     """
     newest_first = sorted(names, reverse=True)
     damaged = [name for name in newest_first if name in damaged_names]
@@ -88,10 +84,10 @@ def select_outdated(
 
 
 def _select_rewind_targets(names: Sequence[str], rewind_interval: int) -> set[str]:
-    """Return the names of the checkpoints to keep for rewinds, given the names of valid checkpoints, newest first.
+    """Return the names of the rewind targets to keep, given the names of valid checkpoints, newest first.
 
-    Two of them precede the newest checkpoint by at least `guard.REWIND_DISTANCE` steps, because training may diverge
-    again after the first rewind. All later targets are kept, too, since their distance will grow.
+    Keep two targets at least `guard.REWIND_DISTANCE` steps before the newest checkpoint, because training may diverge
+    again after the first rewind. Also keep all later targets, because their distance grows as training continues.
     """
     steps_by_name = {name: parse_step(name) or 0 for name in names}
     targets = [name for name in names if steps_by_name[name] % rewind_interval == 0]
@@ -102,10 +98,10 @@ def _select_rewind_targets(names: Sequence[str], rewind_interval: int) -> set[st
 
 @contextlib.contextmanager
 def deleted_on_failure(unfinished_path: Path) -> Iterator[None]:
-    """Delete a partly written file or directory if writing it inside this context fails.
+    """Delete a partly written file or directory if this context fails.
 
     Raises:
-        StorageFull, StorageUnavailable, InputError: instead of errors of the operating system that say the same.
+        StorageFull, StorageUnavailable, InputError: translations of operating system errors.
     """
     try:
         yield
@@ -122,7 +118,7 @@ def deleted_on_failure(unfinished_path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of a training run after `step` optimizer steps: tensors by name, and JSON values."""
+    """The state of a training run after `step` optimizer steps: tensors by name, and JSON values."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -130,19 +126,19 @@ class Checkpoint:
 
 
 class RemoteCheckpoints(Protocol):
-    """Checkpoints of a run, by directory name, in a storage that all machines can reach."""
+    """A run's checkpoints by directory name, in storage that all machines can reach."""
 
     def held(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which this process is the only writer. Raises LeaseHeld if another process is."""
+        """Return a context in which only this process may write. Raises LeaseHeld if another process may write."""
 
     def names(self) -> list[str]:
         """Return the names of all complete checkpoints."""
 
     def fetch(self, name: str, directory: Path) -> None:
-        """Download a checkpoint. Raises DataCorrupt if it is damaged."""
+        """Download a checkpoint. Raises DataCorrupt for a damaged checkpoint."""
 
     def send(self, directory: Path, keep: int, damaged_names: Collection[str], rewind_interval: int = 0) -> None:
-        """Upload a checkpoint, then delete those of `select_outdated`. Raises Fenced if the lease was lost."""
+        """Upload a checkpoint, then delete outdated checkpoints. Raises Fenced if the lease was lost."""
 
     def drop(self, name: str) -> None:
         """Delete a checkpoint. Raises Fenced if the lease was lost."""
@@ -151,10 +147,10 @@ class RemoteCheckpoints(Protocol):
         """Return whether a checkpoint was ever uploaded."""
 
     def is_stop_requested(self) -> bool:
-        """Return without waiting whether the run was requested to save and stop."""
+        """Return without blocking whether the run should save and stop."""
 
     def delete_stop_request(self) -> None:
-        """Delete the request to stop."""
+        """Delete the stop request."""
 
 
 class Checkpoints:
@@ -162,13 +158,13 @@ class Checkpoints:
 
     Args:
         directory: directory of the run; created if missing.
-        fingerprint: every loaded checkpoint must match it; see `Fingerprint.check`.
-        every: steps between two checkpoints.
+        fingerprint: fingerprint that every loaded checkpoint must match; see `Fingerprint.check`.
+        every: number of steps between two checkpoints.
         keep: number of newest valid checkpoints to keep.
-        remote: shared storage of the checkpoints; None if all machines share `directory`.
-        accept_changes: resume even if data or settings have changed.
-        background: continue training while a checkpoint is written.
-        rewinds: training may rewind, so rewind targets are kept, too.
+        remote: remote checkpoint storage; None if all machines share `directory`.
+        accept_changes: whether to resume even if data or settings have changed.
+        background: whether training continues while a checkpoint is written.
+        rewinds: whether training may rewind, so that rewind targets must be kept.
     """
 
     def __init__(
@@ -194,12 +190,12 @@ class Checkpoints:
         self._pending_save = Future[None]()
         self._pending_save.set_result(None)
         self._failed_uploads = 0
-        self._damaged_names: set[str] = set()  # deleted after the next save
+        self._damaged_names: set[str] = set()  # to be deleted after the next save
         manifests.make_directory(directory)
 
     @contextlib.contextmanager
     def locked(self, timeout_seconds: float = 60.0) -> Iterator[None]:
-        """Lock the run for this process. Raise LeaseHeld if another process still holds it after the timeout."""
+        """Lock the run for this process. Raise LeaseHeld if another process holds the lock until the timeout."""
         try:
             lock = locks.acquire(self.directory / "lock", timeout=timeout_seconds, poll_interval=0.5)
         except locks.Timeout:
@@ -212,10 +208,10 @@ class Checkpoints:
                 try:
                     yield
                 finally:
-                    self._stop_writer()  # before the lock is released, so that no two processes write
+                    self._stop_writer()  # still under the lock, so that no two processes write
 
     def _delete_unfinished(self) -> None:
-        """Delete what a process left that died while it saved."""
+        """Delete partly written checkpoints of a process that died while saving."""
         for unfinished_path in self.directory.glob(".step=*"):
             shutil.rmtree(unfinished_path, ignore_errors=True)
 
@@ -227,37 +223,37 @@ class Checkpoints:
             logger.error("a checkpoint could not be saved: %s", error)
 
     def is_stop_requested(self) -> bool:
-        """Return without waiting whether the run was requested to save and stop."""
+        """Return without blocking whether the run should save and stop."""
         return (self.directory / "stop").exists() or bool(self.remote and self.remote.is_stop_requested())
 
     def delete_stop_request(self) -> None:
-        """Delete the request to stop, so that the next start does not see it."""
+        """Delete the stop request, so that the run can be started again."""
         (self.directory / "stop").unlink(missing_ok=True)
         if self.remote:
             self.remote.delete_stop_request()
 
     def begin_save(self, checkpoint: Checkpoint) -> None:
-        """Start to save in a thread. Do not change the tensors or save again before `finish_save` returns."""
+        """Start saving in a thread. Call `finish_save` before changing the tensors or saving again."""
         self._pending_save = self._writer.submit(self.save, checkpoint)
 
     def finish_save(self) -> None:
-        """Wait for the save that `begin_save` started. Raise what it raised."""
+        """Wait for the save that `begin_save` started, and raise its error, if any."""
         self._pending_save.result()
 
     def save_has_failed(self) -> bool:
-        """Return without waiting whether the pending save has failed."""
+        """Return without blocking whether the pending save has failed."""
         return self._pending_save.done() and self._pending_save.exception() is not None
 
     def save(self, checkpoint: Checkpoint, is_last: bool = False) -> None:
-        """Write a checkpoint completely or not at all, upload it, then delete bad and outdated ones.
+        """Write a checkpoint atomically, upload it, then delete damaged and outdated checkpoints.
 
         Args:
             checkpoint: the checkpoint to write.
-            is_last: whether this is the last save of the process, so that its upload must succeed.
+            is_last: whether this is the process's last save, whose upload must succeed.
 
         Raises:
-            StorageUnavailable: the last upload failed, or several consecutive uploads.
-            StorageFull: older checkpoints are untouched.
+            StorageUnavailable: the upload of the last save or several consecutive uploads failed.
+            StorageFull: the disk is full; older checkpoints are unchanged.
         """
         name = name_checkpoint(checkpoint.step)
         unfinished_path = self.directory / f".{name}"  # `parse_step` rejects this name, so no reader sees it
@@ -277,7 +273,7 @@ class Checkpoints:
         self._delete_outdated(damaged_names)
 
     def _delete_outdated(self, damaged_names: set[str]) -> None:
-        """Delete the local checkpoints that `select_outdated` names. Add partly deleted ones to the damaged ones."""
+        """Delete outdated and damaged local checkpoints. Checkpoints without a manifest count as damaged."""
         names = []
         for _, path in list_checkpoints(self.directory):
             names.append(path.name)
@@ -287,7 +283,7 @@ class Checkpoints:
             self._delete(self.directory / name)
 
     def _write(self, checkpoint: Checkpoint, directory: Path) -> None:
-        """Write the files of a checkpoint into a new directory, the manifest last."""
+        """Write a checkpoint's files into a new directory, the manifest last."""
         directory.mkdir()
         save_file(checkpoint.tensors, directory / "state.safetensors")
         meta = checkpoint.meta | {"step": checkpoint.step} | self.fingerprint.meta()
@@ -300,14 +296,14 @@ class Checkpoints:
 
     def _delete(self, directory: Path) -> None:
         """Delete a local checkpoint."""
-        # Delete the manifest first, so that no reader takes the rest for a valid checkpoint.
+        # Delete the manifest first, so that no reader uses a partly deleted checkpoint.
         (directory / manifests.NAME).unlink(missing_ok=True)
         shutil.rmtree(directory, ignore_errors=True)
 
     def _upload(self, directory: Path, damaged_names: set[str], is_last: bool) -> bool:
-        """Upload a checkpoint if there is remote storage. Return whether nothing failed.
+        """Upload a checkpoint to remote storage, if configured. Return whether the upload succeeded.
 
-        A few failures are tolerated, unless this is the last save of the process.
+        A few failures are tolerated, except for the process's last save.
         """
         if not self.remote:
             return True
@@ -326,11 +322,11 @@ class Checkpoints:
         return True
 
     def load_newest(self) -> Checkpoint | None:
-        """Return the newest valid checkpoint, after hashing all its bytes, or None if this run never saved one.
+        """Verify and load the newest valid checkpoint. Return None if this run has never saved.
 
         Raises:
-            NoValidCheckpoint: there were checkpoints, and none is valid.
-            ConfigMismatch: the checkpoint was saved with other data or settings.
+            NoValidCheckpoint: the run has saved checkpoints, but none is valid.
+            ConfigMismatch: data or settings have changed since the checkpoint was saved.
         """
         candidates = self._list_candidates()
         checkpoint, problems = self._load_first_valid(candidates)
@@ -342,7 +338,7 @@ class Checkpoints:
                     "restore a checkpoint, or delete the directory to start over"
                 )
             return None
-        # A checkpoint after the loaded one is damaged, or was never uploaded. `save` deletes it after the next valid
+        # Checkpoints after the loaded step are damaged or were never uploaded. `save` deletes them once a newer valid
         # checkpoint exists.
         all_checkpoints = candidates + list_checkpoints(self.directory)
         self._damaged_names = {path.name for step, path in all_checkpoints if step > checkpoint.step}
@@ -359,44 +355,43 @@ class Checkpoints:
         return (self.directory / "saved.json").exists()
 
     def rewind(self, step: int) -> Checkpoint | None:
-        """Return the newest valid checkpoint that is old enough to rewind to, or None. Delete all later checkpoints.
+        """Load the newest valid rewind target and delete all later checkpoints. Return None without a target.
 
-        Only multiples of `rewind_interval` count, so that the choice does not depend on interruptions of the run,
-        which also save.
+        Only multiples of `rewind_interval` are targets, because interrupted runs save additional checkpoints, which
+        must not affect the choice.
         """
         if not self.rewind_interval:
             return None
         candidates = self._list_candidates()
-        last_target_step = step - guard.REWIND_DISTANCE
         targets = []
         for saved_step, path in candidates:
-            if saved_step % self.rewind_interval == 0 and saved_step <= last_target_step:
+            if saved_step % self.rewind_interval == 0 and saved_step <= step - guard.REWIND_DISTANCE:
                 targets.append((saved_step, path))
         checkpoint, _ = self._load_first_valid(targets)
         if checkpoint is None:
             return None
         all_checkpoints = {*candidates, *list_checkpoints(self.directory)}
-        # An interruption here does no harm: the restarted training diverges again and repeats this rewind.
+        # Interrupting this loop is harmless: the restarted run diverges again and repeats the rewind.
         for saved_step, path in sorted(all_checkpoints, reverse=True):
-            if saved_step > checkpoint.step:  # a restarted process would resume from it and use the skipped data
+            if saved_step > checkpoint.step:  # a restarted run must not resume from here and use the skipped data
                 if self.remote:
                     self.remote.drop(path.name)
                 self._delete(path)
         return checkpoint
 
     def _load_first_valid(self, candidates: Iterable[tuple[int, Path]]) -> tuple[Checkpoint | None, list[str]]:
-        """Return the first valid checkpoint, and the problems of the candidates before it."""
+        """Load the first valid candidate. Return the checkpoint and the problems of earlier candidates."""
         problems: list[str] = []
         for step, path in candidates:
             try:
                 self._verify(path)
                 meta = json.loads((path / META).read_bytes())
                 tensors = load_file(path / "state.safetensors")
-            except TryAgain:  # after a failed download, the checkpoint may still be valid
+            except TryAgain:  # the download failed, but the checkpoint may be valid
                 raise
             except (InfoXLMError, OSError, ValueError, SafetensorError) as error:
                 known_error = user_files.translate_error(error, path)
-                if isinstance(known_error, TryAgain):  # such as a failing disk
+                if isinstance(known_error, TryAgain):  # for example, a failing disk
                     raise known_error from error
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
                 problems.append(f"step {step}: {error}")
@@ -407,24 +402,24 @@ class Checkpoints:
         return None, problems
 
     def _list_candidates(self) -> list[tuple[int, Path]]:
-        """Return steps and local directories of all checkpoints, newest first. Some may not be downloaded yet."""
+        """Return the steps and local directories of all checkpoints, newest first, downloaded or not."""
         if self.remote is None:
             return list_checkpoints(self.directory)
         return _find_checkpoints(self.directory / name for name in self.remote.names())
 
     def _verify(self, path: Path) -> None:
-        """Hash a checkpoint. Download it first if there is remote storage and the local copy is missing or damaged."""
+        """Verify a local checkpoint. If it is missing or damaged, download it from remote storage."""
         try:
             manifests.load_verified(path, "checkpoint", producer="pretrain")
         except InfoXLMError:
             if self.remote is None:
                 raise
-            self.remote.fetch(path.name, path)  # verifies every byte, so only the manifest is read again
+            self.remote.fetch(path.name, path)  # verifies all files, so only the manifest must be read again
             manifests.load_verified(path, "checkpoint", producer="pretrain", should_hash=lambda _: False)
 
 
 def _replace_with_copy(source: Path, target: Path) -> None:
-    """Replace a target by a copy of a file, or by a folder of links to its files.
+    """Replace the target by a copy of a source file, or by hard links to the files of a source folder.
 
     If the source does not exist, only delete the target.
     """

@@ -1,4 +1,4 @@
-"""Collective operations of the workers of one training run; without a process group, there is one worker."""
+"""Collective operations of a training run's workers. Without a process group, the run has one worker."""
 
 import functools
 import itertools
@@ -16,13 +16,13 @@ from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync
 from infoxlm_core.model import devices, mixed_precision
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=1)  # time that workers wait while the first worker works alone: writing may take hours
+PATIENCE = timedelta(days=1)  # timeout while the first worker works alone, because writing may take hours
 LARGEST_16_BIT_PRIME = 65_521
-CHECKSUM_CHUNK = 2**22  # values that a checksum converts to 64 bits at a time
+CHECKSUM_CHUNK = 2**22  # number of values that a checksum converts to 64 bits at a time
 
 
 def rank() -> int:
-    """Return the number of this worker, from 0."""
+    """Return this worker's zero-based number."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -32,20 +32,20 @@ def world_size() -> int:
 
 
 def device() -> torch.device:
-    """Return this worker's device, its GPU or the CPU. Raise InputError if torch cannot use the machine's GPUs."""
+    """Return this worker's GPU, or the CPU. Raise InputError if torch cannot use the machine's GPUs."""
     return devices.choose()
 
 
 def describe() -> dict[str, object]:
-    """Return the settings that may change the last bits of a result: threads, workers and kind of device."""
+    """Return the settings that may change the last bits of a result: threads, workers and device type."""
     return {"threads": torch.get_num_threads(), "workers": world_size(), "device": device().type}
 
 
 def shares(virtual_shards: int) -> list[range]:
-    """Return the contiguous range of virtual shards of each worker. The first workers may have one shard more.
+    """Return each worker's range of virtual shards. The first workers may have one more shard than the last.
 
     Raises:
-        ConfigError: there are fewer shards than workers.
+        ConfigError: there are fewer virtual shards than workers.
     """
     workers = world_size()
     if virtual_shards < workers:
@@ -61,14 +61,14 @@ def my_share(virtual_shards: int) -> range:
 
 
 def sum_over_workers(values: Tensor) -> Tensor:
-    """Return the sum of a tensor over all workers, on every worker."""
+    """Sum a tensor over all workers, on every worker. The tensor may be changed in place."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
 
 
 def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
-    """Return sums over all workers in fp64, from CPU to CPU. Every worker must pass the same names."""
+    """Sum numbers over all workers in fp64, without using GPUs. Every worker must pass the same names."""
     if world_size() == 1:
         return dict(values)
     names = sorted(values)
@@ -78,7 +78,12 @@ def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def gather_rows(rows: Tensor, counts: Sequence[int] = ()) -> Tensor:
-    """Return the rows (B, …) of all workers in rank order. `counts` has each worker's B if they differ."""
+    """Gather the rows (B, …) of all workers in rank order.
+
+    Args:
+        rows: this worker's rows.
+        counts: number of rows on each worker; may be empty if all workers have equally many.
+    """
     if world_size() == 1:
         return rows
     padding = max(counts, default=len(rows)) - len(rows)
@@ -103,9 +108,9 @@ def from_first(value: T) -> T:
 
 @functools.lru_cache(1)
 def _make_patient_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001 - the key of the cache
-    """Return a group of all workers, on the CPU, with the timeout `PATIENCE`.
+    """Create a CPU process group of all workers with the timeout `PATIENCE`.
 
-    If a worker dies, the others stop waiting at once. If a worker hangs, Ray's health checks detect it.
+    Despite the long timeout, a dead worker is noticed at once, and Ray's health checks detect a hanging worker.
     """
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     if group is None:
@@ -114,9 +119,9 @@ def _make_patient_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noq
 
 
 def check_equal_on_workers(tensors: Mapping[str, Tensor], step: int) -> None:
-    """Compare checksums of tensors between all workers. Raise RankDesync if any differ.
+    """Compare the checksums of tensors on all workers. Raise RankDesync if any checksums differ.
 
-    Shards are omitted, because each worker has another shard.
+    Shards are skipped, because they differ between workers.
     """
     names = sorted(name for name, tensor in tensors.items() if not mixed_precision.is_shard(tensor))
     if world_size() == 1 or not names:
@@ -132,9 +137,9 @@ def check_equal_on_workers(tensors: Mapping[str, Tensor], step: int) -> None:
 
 
 def checksum(tensor: Tensor, chunk: int = CHECKSUM_CHUNK) -> Tensor:
-    """Return a 64-bit number that changes with any bit and with the order of the values.
+    """Return a 64-bit checksum that depends on every bit and on the order of the values.
 
-    The bits are read as 32-bit integers. Each is weighted by its index modulo a prime, so that order matters.
+    The checksum is the sum of the tensor's 32-bit integers, each weighted by its index modulo a prime.
     """
     tensor_bytes = tensor.detach().contiguous().flatten().view(torch.uint8)
     if len(tensor_bytes) % 4:
@@ -150,12 +155,12 @@ def checksum(tensor: Tensor, chunk: int = CHECKSUM_CHUNK) -> Tensor:
 
 
 def on_first(action: Callable[[], T]) -> T | None:
-    """Run an action on the first worker while the others wait. Return its result there, and None on the others.
+    """Run an action on the first worker while the others wait. The others return None.
 
-    If the action fails with an InfoXLMError, or with an error that `translate_error` knows, all workers raise it.
+    If the action fails with an InfoXLMError, or an error known to `translate_error`, all workers raise the error.
     """
     if world_size() > 1:
-        _make_patient_group(dist.group.WORLD)  # all workers must create it together
+        _make_patient_group(dist.group.WORLD)  # all workers must create the group together
     result: T | None = None
     failure: InfoXLMError | None = None
     if rank() == 0:
@@ -173,7 +178,7 @@ def on_first(action: Callable[[], T]) -> T | None:
 
 @torch.no_grad()
 def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-    """Copy the first worker's tensors into the targets of the same names on all workers. Targets may be shards."""
+    """Copy the first worker's tensors into the same-named targets of all workers. Targets may be shards."""
     for name, target in targets.items():
         if world_size() == 1:
             target.copy_(sources[name])
@@ -185,7 +190,7 @@ def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
         if mixed_precision.is_shard(target):
             from torch.distributed.tensor import distribute_tensor
 
-            # Every worker has the complete tensor, so it takes its own shard without communication.
+            # Every worker has the complete tensor and extracts its own shard without communication.
             complete_tensor = distribute_tensor(
                 complete_tensor, target.device_mesh, target.placements, src_data_rank=None
             )
@@ -193,18 +198,17 @@ def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 
 
 def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:
-    """Return complete tensors on the first worker's CPU, and nothing on the others. All workers must call this.
+    """Gather complete tensors on the first worker's CPU. The others return no tensors. All workers must call this.
 
     Args:
-        tensors: tensors by name, which may be shards.
-        copy: also copy tensors that are already on the CPU.
+        tensors: tensors or shards by name.
+        copy: whether to copy even tensors that are already on the CPU.
     """
     gathered = {}
     for name, tensor in tensors.items():
-        tensor = tensor.detach()
-        complete_tensor = tensor
-        if mixed_precision.is_shard(tensor):
-            complete_tensor = tensor.full_tensor()  # all workers take part in gathering
+        complete_tensor = tensor.detach()
+        if mixed_precision.is_shard(complete_tensor):
+            complete_tensor = complete_tensor.full_tensor()  # all workers must call this
         if rank() > 0:
             continue
         if complete_tensor.is_cuda:
@@ -213,14 +217,14 @@ def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[
             gathered[name] = complete_tensor.clone(memory_format=torch.contiguous_format)
         else:
             gathered[name] = complete_tensor.contiguous()
-    # The copies from the GPU run in the background, so that they overlap. Wait for all of them.
+    # The copies from the GPU are asynchronous, so that they overlap. Wait for all copies.
     if gathered and torch.cuda.is_available():
         torch.cuda.synchronize()
     return gathered
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:
-    """Copy a tensor of a GPU to the CPU without waiting, if the host has pinned memory."""
+    """Copy a GPU tensor to the CPU asynchronously, or synchronously if the host has no pinned memory."""
     try:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     except RuntimeError:

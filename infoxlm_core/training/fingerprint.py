@@ -1,7 +1,7 @@
-"""Compare a run with its checkpoints: data, tokenizer and settings must be equal, code and libraries need not be.
+"""Compare a run with its checkpoints: data, tokenizer and settings must be equal; code and libraries may differ.
 
-Resuming with other data or settings is refused, unless the config names the run (`checkpoints.resume`), because the
-resulting curve could not be reproduced. Other code or libraries are only logged: a bug fix must not cost a week.
+A run with changed data or settings is not resumed, because its curve could not be reproduced, unless the config names
+the run in `checkpoints.resume`. Changed code and libraries are only logged, so that a bug fix does not end a run.
 """
 
 import logging
@@ -17,41 +17,41 @@ from infoxlm_core.languages import is_known
 from infoxlm_core.training.finetuning import selection
 
 logger = logging.getLogger(__name__)
-LOADED_SUFFIXES = (".safetensors", ".json", ".model", ".txt")  # the files of a model directory that are loaded
+LOADED_SUFFIXES = (".safetensors", ".json", ".model", ".txt")  # file types that are loaded from a model directory
 
 
 @dataclass(frozen=True)
 class Fingerprint:
     """The settings, inputs and software on which a training run depends."""
 
-    compared: dict[str, object] = field(default_factory=dict)  # stage version, decisive settings, digests of inputs
-    recorded: dict[str, object] = field(default_factory=dict)  # code, libraries, threads, workers, kind of device
+    compared: dict[str, object] = field(default_factory=dict)  # stage version, decisive settings, input digests
+    recorded: dict[str, object] = field(default_factory=dict)  # code, libraries, threads, workers, device type
 
     @classmethod
     def of(cls, config: StageConfig, version: int, inputs: Mapping[str, str]) -> Self:
         """Return the fingerprint of a training run in this process.
 
         Args:
-            config: config of the stage.
-            version: version of the stage, see `manifests.VERSIONS`.
-            inputs: digests of the inputs by name.
+            config: stage config.
+            version: stage version from `manifests.VERSIONS`.
+            inputs: input digests by name.
         """
-        from infoxlm_core.training import distributed  # a local import: comparing fingerprints needs no torch
+        from infoxlm_core.training import distributed  # imported here, because comparing fingerprints needs no torch
 
         compared = collect_decisive_values(config, version, inputs)
         return cls(compared, recorded=manifests.describe_software() | distributed.describe())
 
     def meta(self) -> dict[str, Any]:
-        """Return the fields of this fingerprint in a checkpoint."""
+        """Return the fingerprint's fields in a checkpoint's meta.json."""
         return {"fingerprint": self.compared, "made_by": self.recorded}
 
     def check(self, meta: Mapping[str, Any], run: str, accept_changes: bool = False) -> None:
-        """Compare this fingerprint with that of a checkpoint. Log the differences that are accepted.
+        """Compare this fingerprint with a checkpoint's fingerprint. Log accepted differences.
 
         Args:
-            meta: the checkpoint's meta.json, which contains its fingerprint.
-            run: the directory of the run.
-            accept_changes: resume even if data or settings differ.
+            meta: content of the checkpoint's meta.json.
+            run: directory of the run.
+            accept_changes: whether to resume even if data or settings differ.
 
         Raises:
             ConfigMismatch: data or settings differ, and changes are not accepted.
@@ -66,15 +66,15 @@ class Fingerprint:
 
 
 def collect_decisive_values(config: StageConfig, version: int, inputs: Mapping[str, str]) -> dict[str, object]:
-    """Return the values that determine a stage's result: its version, settings and inputs, by name.
+    """Collect the values that determine a stage's result, by name: its version, settings and inputs.
 
-    Settings of saving, logging and probing are omitted. The digest of an input replaces its path in the settings.
+    Settings for saving, logging and probing are omitted. Input digests replace input paths.
     """
     return {"version": version, **flatten(config.result_fields()), **inputs}
 
 
 def list_differences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return a phrase such as "seed was 1, is 2" for each name whose values differ."""
+    """Describe each difference between two mappings by a phrase such as "seed was 1, is 2"."""
     phrases = []
     for name in sorted(before.keys() | after.keys()):
         old_value = before.get(name)
@@ -85,7 +85,7 @@ def list_differences(before: Mapping[str, object], after: Mapping[str, object]) 
 
 
 def make_mismatch(run: str, changes: list[str]) -> ConfigMismatch:
-    """Return the error for a run whose data or settings have changed since its start."""
+    """Create the error for a run whose data or settings have changed since the start."""
     name = run.rstrip("/").rpartition("/")[2]
     return ConfigMismatch(
         f"{run} was started with other data or settings: {'; '.join(changes)}. Change them back, accept the changes "
@@ -94,7 +94,7 @@ def make_mismatch(run: str, changes: list[str]) -> ConfigMismatch:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Return a nested mapping as a flat mapping with dotted names: {"a": {"b": 1}} -> {"a.b": 1}."""
+    """Flatten a nested mapping to dotted names: {"a": {"b": 1}} -> {"a.b": 1}."""
     flat: dict[str, object] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -105,10 +105,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
-    """Return a digest of each file or directory that exists among the paths of a config.
+    """Compute a digest of each existing file or directory, regardless of its location.
 
-    Their location does not matter. The name of a file matters, since it often contains the language and the split
-    (`xquad.de.json`), and so does the name of its directory if that is a language code (`fr/dev_2k.tsv`).
+    The digest includes the file name, which often contains the language and the split (`xquad.de.json`). It also
+    includes the directory name if this is a language code (`fr/dev_2k.tsv`).
     """
     if isinstance(paths, str):
         paths = [paths]
@@ -123,31 +123,31 @@ def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
 
 
 def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
-    """Return a digest of the files and of their roles, such as training and test."""
+    """Return a digest of files and their roles, such as training and test."""
     return manifests.digest({role: digest_inputs(paths) for role, paths in roles.items()})
 
 
 def _digest_directory(directory: Path) -> str:
-    """Return a digest of the names and contents of the files in a directory. Of a model, only loaded files count."""
-    # The manifest is excluded, because it records which code wrote the files.
+    """Return a digest of a directory's file names and contents. For a model, only loaded files count."""
+    # Exclude the manifest, because it records which code wrote the files.
     files = [path for path in user_files.list_tree(directory) if path.is_file() and path.name != manifests.NAME]
     language = _find_language(directory)
     is_model = any(path.parent == directory and path.suffix == ".safetensors" for path in files)
     if is_model:
         files = _select_loaded_files(directory, files)
-        language = ""  # the name of a model's directory has no meaning
+        language = ""  # a model's directory name is arbitrary
     sha256_by_name = {str(path.relative_to(directory)): manifests.file_sha256(path) for path in files}
     return manifests.digest([language, sha256_by_name])
 
 
 def _select_loaded_files(model: Path, files: Sequence[Path]) -> list[Path]:
-    """Return those of a model's files that are loaded with it."""
+    """Select the files that loading a model reads."""
     model_directories = [model]
-    if (model / selection.FILE).is_file():  # a fine-tuned model may contain models of single languages
+    if (model / selection.FILE).is_file():  # a fine-tuned model may contain further models for single languages
         model_directories += (model / "steps").glob("*")
     return [path for path in files if path.parent in model_directories and path.suffix in LOADED_SUFFIXES]
 
 
 def _find_language(directory: Path) -> str:
-    """Return the name of a directory if it is a language code, else nothing."""
+    """Return a directory's name if this is a language code, else an empty string."""
     return directory.name if is_known(directory.name) else ""

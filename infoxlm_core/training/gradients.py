@@ -1,7 +1,8 @@
 """Sum gradients over workers during the backward pass, in an order that depends only on the model.
 
-PyTorch's DistributedDataParallel regroups its buckets after the first backward pass, so that a resumed run would add in
-another order than an uninterrupted one. It also averages, while our losses are divided before.
+PyTorch's DistributedDataParallel is not used for two reasons. It regroups its buckets after the first backward pass, so
+that resumed and uninterrupted runs would add in different orders. It also averages gradients, but our losses are
+already divided.
 """
 
 import contextlib
@@ -16,14 +17,14 @@ from infoxlm_core.model import mixed_precision
 from infoxlm_core.training import distributed
 
 BUCKET_BYTES = 2**25
-"""Bytes of gradients that are sent together, about one layer of base: small buckets add latency, large buckets wait."""
+"""Bytes of gradients per all-reduce, about one layer of a base model. Small buckets add latency; large ones wait."""
 
 
 @contextlib.contextmanager
 def summing_over_workers(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Sum each gradient over all workers while the last backward pass of a step runs in this context.
+    """Sum gradients over all workers during a backward pass, the last of a step, in this context.
 
-    A parameter without gradient contributes zeros. Gradients of shards are already summed by FSDP2.
+    Missing gradients count as zeros. Shards are skipped, because FSDP2 sums their gradients.
     """
     buckets = make_buckets([parameter for parameter in parameters if not mixed_precision.is_shard(parameter)])
     if distributed.world_size() == 1 or not buckets:
@@ -43,29 +44,29 @@ def summing_over_workers(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 class _GradientReducer:
-    """Sums the gradients of buckets over all workers, each bucket as soon as its gradients are complete.
+    """Sums each bucket's gradients over all workers as soon as they are complete.
 
-    A bucket also waits for all buckets before it, so that all workers send the same buckets in the same order.
+    Buckets are sent in order, so that all workers send the same bucket at the same time.
     """
 
     def __init__(self, buckets: Sequence[Sequence[nn.Parameter]]) -> None:
         self.buckets = buckets
-        self.missing_counts = [len(bucket) for bucket in buckets]  # gradients that each bucket still waits for
+        self.missing_counts = [len(bucket) for bucket in buckets]  # number of incomplete gradients in each bucket
         self.bucket_numbers: dict[Tensor, int] = {}
         for number, bucket in enumerate(buckets):
             self.bucket_numbers.update(dict.fromkeys(bucket, number))
-        self.flat_sums: list[Tensor] = []  # of the buckets that were sent
+        self.flat_sums: list[Tensor] = []  # one per sent bucket
         self.requests: list[dist.Work | None] = []
 
     def count_gradient(self, parameter: Tensor) -> None:
-        """Note that the gradient of a parameter is complete, and send the buckets that waited for it."""
+        """Count a parameter's gradient as complete, and send the buckets that are ready."""
         self.missing_counts[self.bucket_numbers[parameter]] -= 1
         while len(self.requests) < len(self.buckets) and self.missing_counts[len(self.requests)] <= 0:
             self._send_next_bucket()
 
     def finish(self) -> None:
-        """Send the remaining buckets, wait for all sums, and set the gradients of the parameters."""
-        while len(self.requests) < len(self.buckets):  # these have parameters that were not in the backward pass
+        """Send the remaining buckets, wait for all sums, and set the parameters' gradients."""
+        while len(self.requests) < len(self.buckets):  # buckets with parameters that the loss does not depend on
             self._send_next_bucket()
         for bucket, flat_sum, request in zip(self.buckets, self.flat_sums, self.requests, strict=True):
             if request is not None:
@@ -73,29 +74,29 @@ class _GradientReducer:
             _set_gradients(bucket, flat_sum)
 
     def _send_next_bucket(self) -> None:
-        """Start to sum the next bucket over all workers."""
+        """Start summing the next bucket over all workers."""
         flat_gradients = _flatten_gradients(self.buckets[len(self.requests)])
         self.flat_sums.append(flat_gradients)
         self.requests.append(dist.all_reduce(flat_gradients, async_op=True))
 
 
 def _set_gradients(parameters: Sequence[nn.Parameter], flat_gradients: Tensor) -> None:
-    """Set the gradients of parameters to views of their gradients end to end."""
+    """Set the parameters' gradients to views of a flat tensor."""
     gradients = _unflatten_dense_tensors(flat_gradients, parameters)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
 
 def _flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the gradients of parameters end to end. A missing gradient counts as zeros."""
+    """Concatenate the parameters' gradients in a flat tensor. Missing gradients count as zeros."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    return _flatten_dense_tensors(gradients)  # a single gradient is not copied
+    return _flatten_dense_tensors(gradients)  # does not copy a single gradient
 
 
 def make_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return parameters in groups of about `BUCKET_BYTES`, in reverse order, as a backward pass reaches them."""
+    """Group parameters in buckets of about `BUCKET_BYTES`, in reverse order, as in a backward pass."""
     buckets: list[list[nn.Parameter]] = []
-    free_bytes = 0  # of the last bucket
+    free_bytes = 0  # in the last bucket
     for parameter in reversed(parameters):
         if not buckets or parameter.nbytes > free_bytes:
             buckets.append([])

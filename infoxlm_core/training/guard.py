@@ -1,25 +1,25 @@
-"""Detect bad training steps, and decide when to rewind to a checkpoint and which data to skip then.
+"""Detect bad training steps, and decide when to rewind to a checkpoint and which data to skip.
 
-A step is bad if its loss or gradient norm is not finite, or spikes: it is more than 6 standard deviations above the
-mean of the last 128 steps, from the 65th step on (as OLMo-core's `SkipStepOptimizer`). A low value is never bad,
-because losses fall fast at the start of every training run. A bad step is skipped.
+Bad steps are skipped. A step is bad if its loss or gradient norm is not finite or spikes. A spike is more than 6
+standard deviations above the mean of the last 128 steps, from the 65th step on (as in OLMo-core's `SkipStepOptimizer`).
+Low values are never bad, because losses fall fast at the start of training.
 
-Each finite step enters the window of the last 128 steps. A spike enters as the limit that it exceeded: one spike hardly
-raises the limit, but a lasting rise raises it from step to step until the rise is accepted. With a window of good steps
-only, all steps after a lasting rise would be bad.
+The window contains the last 128 finite steps. Spikes enter the window clipped to their limit. A single spike therefore
+hardly raises the limit, but a lasting rise raises the limit step by step until the rise is accepted. If only good steps
+entered the window, all steps after a lasting rise would be bad.
 
-Several steps in a row whose loss is not finite, or more than twice the limit, mean that the training has diverged and
-cannot recover by itself. Lower spikes do not: where the key encoder becomes a copy of the query encoder
-(`contrast.momentum_schedule: refresh`), the loss of a healthy training jumps and stays high. A diverged training
-rewinds to a checkpoint from well before these steps and skips the data of the steps in between. The number of a step,
-by which schedules go, therefore differs from its position in the data:
+Training has diverged and cannot recover if several consecutive steps have a loss that is not finite or exceeds twice
+the limit. Smaller spikes do not count: with `contrast.momentum_schedule: refresh`, the loss of a healthy run jumps and
+stays high whenever the key encoder becomes a copy of the query encoder. After divergence, training rewinds to an
+earlier checkpoint and skips the data since then. Schedules follow the step number, which then differs from the position
+in the data:
 
     steps      0 … 399 | 400 … 503 |                       rewind to 400: (400, 104) joins `skips`
     positions  0 … 399 | 400 … 503 |
     steps      0 … 399             | 400 …
     positions  0 … 399             | 504 …
 
-All workers share the state of the guard, and every checkpoint contains it: an interrupted run makes the same decisions.
+All workers have the same guard state, and every checkpoint contains it, so that a resumed run makes the same decisions.
 """
 
 import math
@@ -28,34 +28,34 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-WINDOW = 128  # steps with which a step is compared
-MIN_WINDOW = 64  # with fewer steps in the window, no step is a spike
-DIVERGENCE_FACTOR = 2.0  # a loss of more than this many times its limit means that the training has diverged
-REWIND_DISTANCE = 100  # steps by which a checkpoint must precede the bad steps to be a rewind target
+WINDOW = 128  # number of recent steps with which a step is compared
+MIN_WINDOW = 64  # number of recent steps required to detect spikes
+DIVERGENCE_FACTOR = 2.0  # a loss above this multiple of its limit indicates divergence
+REWIND_DISTANCE = 100  # minimum number of steps between a rewind target and the current step
 
 Skips = list[tuple[int, int]]
 
 
 @dataclass
 class Guard:
-    """Decides whether a training step is bad, by comparing it with the steps before."""
+    """Decides whether a training step is bad by comparing it with earlier steps."""
 
-    deviations: float = 0.0  # limit of a spike, in standard deviations; 0: only non-finite steps are bad
+    deviations: float = 0.0  # spike threshold in standard deviations; 0: only non-finite steps are bad
     recent: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """Loss and gradient norm of the last finite steps by the kind of step; spikes are reduced to their limit."""
+    """Mapping from step kind to the losses and gradient norms of recent finite steps. Spikes are clipped."""
     diverged_in_a_row: int = 0
-    """Number of last steps that were not finite or had more than twice the loss limit. A lower spike resets it."""
-    skips: Skips = field(default_factory=list)  # (step, number of positions skipped before it)
+    """Number of consecutive steps, up to the last step, whose loss was not finite or exceeded twice its limit."""
+    skips: Skips = field(default_factory=list)  # pairs of a step and the number of positions skipped before the step
     rewinds: int = 0
-    furthest: int = 0  # the largest step before any rewind: later steps up to it repeat steps
+    furthest: int = 0  # largest step before any rewind; steps up to this step are repeated
 
     def check_step(self, kind: str, loss: float, gradient_norm: float, is_finite: bool) -> str:
-        """Compare a step with the steps before it. Return why it is bad, or "" if it is good.
+        """Compare a step with earlier steps. Return the reason if the step is bad, or "" if it is good.
 
         Args:
-            kind: the kind of the step, see `Learner.kind_of`; only steps of one kind are compared.
-            loss: weighted sum of the mean losses.
-            gradient_norm: norm of the gradient before clipping.
+            kind: step kind, see `Learner.kind_of`. Only steps of the same kind are compared.
+            loss: weighted sum of the objectives' mean losses.
+            gradient_norm: gradient norm before clipping.
             is_finite: whether all losses and gradients are finite.
         """
         if not is_finite:
@@ -71,7 +71,7 @@ class Guard:
             loss_limit = upper_limit([step_loss for step_loss, _ in window], self.deviations)
             norm_limit = upper_limit([step_norm for _, step_norm in window], self.deviations)
         window.append((min(loss, loss_limit), min(gradient_norm, norm_limit)))
-        del window[:-WINDOW]  # keeps the last `WINDOW` steps
+        del window[:-WINDOW]
         if loss > DIVERGENCE_FACTOR * loss_limit:
             self.diverged_in_a_row += 1
         else:
@@ -83,18 +83,18 @@ class Guard:
         return ""
 
     def skipped_positions(self, step: int) -> int:
-        """Return how many positions are skipped before a step, whose position is `step` plus this number."""
+        """Return the number of positions skipped before a step. The step's position is `step` plus this number."""
         return sum(count for skip_step, count in self.skips if skip_step <= step)
 
     def rewind(self, saved_guard: "Guard", saved_step: int, last_step: int) -> None:
-        """Go back to a checkpoint, and skip all data that was drawn since then.
+        """Return to a checkpoint's state, and skip all data drawn since then.
 
         Args:
-            saved_guard: the guard in the checkpoint.
-            saved_step: step of the checkpoint.
-            last_step: the step that was reached before the rewind.
+            saved_guard: the checkpoint's guard.
+            saved_step: the checkpoint's step.
+            last_step: the last step before the rewind.
         """
-        # The rewind undoes skips after the checkpoint. Their data lies in the range that is skipped now.
+        # Skips after the checkpoint are dropped, because the new skip covers their data.
         earlier_skips = [(skip_step, count) for skip_step, count in self.skips if skip_step < saved_step]
         first_position = saved_step + sum(count for _, count in earlier_skips)
         end_position = last_step + self.skipped_positions(last_step)
@@ -105,17 +105,17 @@ class Guard:
         self.furthest = max(self.furthest, last_step)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Return the number of rewinds if it is not 0, and whether a rewind made the training repeat this step."""
+        """Return `rewinds`, the number of rewinds, if any, and `repeated` if a rewind caused this step to repeat."""
         metrics = {"rewinds": float(self.rewinds)} if self.rewinds else {}
         if step <= self.furthest:
             metrics["repeated"] = 1.0
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the guard that a checkpoint stores as JSON.
+        """Return the state that a checkpoint stores as JSON.
 
-        JSON stores floats exactly, so the restored state is identical. `diverged_in_a_row` is not stored, because
-        it is 0 at every checkpoint from which a training run continues.
+        JSON stores floats exactly, so the restored state is identical. `diverged_in_a_row` is omitted, because it is 0
+        in every checkpoint from which training continues.
         """
         return {
             "recent": {kind: list(window) for kind, window in self.recent.items()},
@@ -126,24 +126,21 @@ class Guard:
 
     @classmethod
     def from_state(cls, deviations: float, state: Mapping[str, Any]) -> "Guard":
-        """Return the guard with the state that a checkpoint stores."""
+        """Restore a guard from the state in a checkpoint."""
         recent = {}
-        for kind, window in state.get("recent", {}).items():  # older checkpoints do not have it
+        for kind, window in state.get("recent", {}).items():  # missing in older checkpoints
             recent[kind] = [(loss, norm) for loss, norm in window]
         skips = [(step, count) for step, count in state["skips"]]
         return cls(deviations, recent, 0, skips, state["rewinds"], state["furthest"])
 
 
 def upper_limit(values: Sequence[float], deviations: float) -> float:
-    """Return the mean plus `deviations` standard deviations. `fmean` adds exactly, so the order does not matter."""
+    """Return the mean plus `deviations` standard deviations. `fmean` makes the result independent of the order."""
     mean = fmean(values)
     variance = fmean([(value - mean) ** 2 for value in values])
     return mean + deviations * math.sqrt(variance)
 
 
 def compute_rewind_interval(save_interval: int) -> int:
-    """Return the steps between two checkpoints to rewind to, given the steps between two checkpoints.
-
-    It is the smallest multiple of `save_interval` that is at least `REWIND_DISTANCE`.
-    """
+    """Return the steps between two rewind targets: the smallest multiple of `save_interval` >= `REWIND_DISTANCE`."""
     return math.ceil(REWIND_DISTANCE / save_interval) * save_interval

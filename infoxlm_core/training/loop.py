@@ -1,6 +1,6 @@
-"""The training loop of pre-training and fine-tuning: steps, from the newest checkpoint to the last step.
+"""The training loop of pre-training and fine-tuning.
 
-A step is a pure function of (seed, step) and of the state before it, so that resuming restores nothing else.
+A step is a pure function of the seed, the step number and the saved state, so that resumed runs are reproducible.
 """
 
 import logging
@@ -25,8 +25,8 @@ from infoxlm_core.training.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 NO_GUARD = GuardConfig(deviations=0.0, rewinds=0)
-"""For training runs in which spikes of the loss are normal, such as fine-tuning with small batches."""
-MIN_COMPARISON_INTERVAL = 8  # steps between two comparisons of the workers, if checkpoints are saved very often
+"""For runs in which loss spikes are normal, such as fine-tuning with small batches."""
+MIN_COMPARISON_INTERVAL = 8  # minimum number of steps between two comparisons of the workers
 
 
 def train(
@@ -38,23 +38,23 @@ def train(
     observe: Callable[[int], dict[str, float]] | None = None,
     guard: GuardConfig = NO_GUARD,
 ) -> dict[str, float]:
-    """Train to the last step, from the newest valid checkpoint if there is one. All workers call this.
+    """Train to the last step, resuming from the newest valid checkpoint if possible. All workers call this.
 
     Args:
         learner: the model with its data and losses.
-        config: the optimizer and the number of steps.
-        checkpoints: the run's checkpoints, which the first worker saves.
-        tracker: receives the curves from the first worker.
-        log_every: steps between two points of the curves.
-        observe: returns the evaluations due after a step, such as scores on held-out text.
-        guard: limits of bad steps and of rewinds.
+        config: settings of the optimizer and the number of steps.
+        checkpoints: the run's checkpoints. Only the first worker saves.
+        tracker: tracker for the curves. Only the first worker logs.
+        log_every: number of steps between two points of the curves.
+        observe: function that runs the evaluations due after a step, such as scoring held-out text.
+        guard: limits for bad steps and rewinds.
 
     Returns:
         The metrics of the last step.
 
     Raises:
         Preempted: the run was asked to stop; a checkpoint was saved.
-        TrainingDiverged: too many steps were bad, and a rewind is impossible or did not help.
+        TrainingDiverged: too many consecutive steps were bad, and no further rewind is possible.
         NoValidCheckpoint, ConfigMismatch: see `Checkpoints.load_newest`.
     """
     trainable_parameters = [p for p in learner.module.parameters() if p.requires_grad]
@@ -72,7 +72,7 @@ def train(
             metrics, is_stopping = train_step(learner, optimizer, config, progress, batches, stop_requested)
             is_last_step = progress.step == config.steps
 
-            # All workers evaluate, because each may hold a part of the network; the first worker writes the curves.
+            # All workers evaluate, because each may hold a part of the network. The first worker writes the curves.
             evaluations = observe(progress.step) if observe else {}
             if distributed.rank() == 0:
                 metrics |= evaluations | progress.guard.metrics(progress.step)
@@ -80,7 +80,7 @@ def train(
                 if progress.step % log_every == 0 or evaluations or is_last_step:
                     tracker.log(progress.step, metrics | speed)
 
-            # After several diverged steps in a row, the training does not recover by itself.
+            # Training does not recover by itself after several consecutive diverged steps.
             if progress.guard.diverged_in_a_row >= config.max_bad_steps:
                 run.rewind(guard.rewinds)
                 preparer.prepare(progress.step)
@@ -91,20 +91,20 @@ def train(
 
 @dataclass
 class _BatchPreparer:
-    """Prepares the micro-batches of the next step in a thread, while the current step computes."""
+    """Prepares the next step's micro-batches in a thread during the current step."""
 
     executor: ThreadPoolExecutor
     learner: Learner
     progress: Progress
-    steps: int  # of the whole training
+    steps: int  # total number of training steps
 
     def prepare(self, step: int) -> None:
-        """Start to prepare the batches of a step."""
+        """Start preparing a step's micro-batches."""
         skipped_positions = self.progress.guard.skipped_positions(step)
         self.prepared_batches = self.executor.submit(self.learner.batches, step, skipped_positions)
 
     def take_batches(self) -> tuple[Sequence[MicroBatch], float]:
-        """Return the batches of the next step and the seconds of waiting, and start to prepare the step after it."""
+        """Return the next step's micro-batches and the seconds waited, and start preparing the following step."""
         start_time = time.monotonic()
         batches = self.prepared_batches.result()
         seconds_waited = time.monotonic() - start_time
@@ -115,7 +115,7 @@ class _BatchPreparer:
 
 @dataclass
 class _Run:
-    """One run of the training loop: resumes from, saves and rewinds to checkpoints. All workers call each method."""
+    """Resumes, saves and rewinds a training run. All workers call each method."""
 
     learner: Learner
     optimizer: torch.optim.Optimizer
@@ -125,31 +125,31 @@ class _Run:
     is_save_due: bool = False
 
     def is_stop_requested(self) -> bool:
-        """Return whether the first worker must save and stop: it was requested to, or a save has failed."""
+        """Return on the first worker whether to save and stop, because of a request or a failed save."""
         if distributed.rank() > 0:
             return False
         return self.checkpoints.is_stop_requested() or self.checkpoints.save_has_failed()
 
     def resume(self) -> dict[str, float]:
-        """Restore the newest checkpoint, if there is one. Return the metrics of its step."""
-        # The first worker chooses the checkpoint, because the others may not see the same disk.
+        """Restore the newest checkpoint, or start a new run. Return the metrics of the checkpoint's step."""
+        # Only the first worker chooses, because the others may not share its disk.
         checkpoint = distributed.on_first(self.checkpoints.load_newest)
         metrics = restore(checkpoint, self.learner, self.optimizer, self.progress)
         if metrics is None:
             metrics = {}
-            self.learner.after_step(0)  # the state of a new run, such as the queue, is not in a checkpoint
+            self.learner.after_step(0)  # initialises the state of a new run, such as the queue
         if distributed.rank() == 0:
             self.tracker.resume(self.progress.step)
         return metrics
 
     def rewind(self, max_rewinds: int) -> None:
-        """Restore a checkpoint from before the bad steps and skip the data since then.
+        """Restore a checkpoint from before the bad steps, and skip the data since then.
 
         Raises:
-            TrainingDiverged: the run was rewound `max_rewinds` times before, or there is no such checkpoint.
+            TrainingDiverged: the run has already rewound `max_rewinds` times, or no checkpoint is old enough.
         """
         step = self.progress.step
-        guard = self.progress.guard  # `restore` replaces it by that of the checkpoint
+        guard = self.progress.guard  # `restore` replaces `progress.guard` by the checkpoint's guard
         bad_steps = f"{guard.diverged_in_a_row} steps in a row up to step {step}"
         distributed.on_first(self.checkpoints.finish_save)
         checkpoint = None
@@ -169,21 +169,21 @@ class _Run:
             self.tracker.resume(saved_step)
 
     def compare_workers(self) -> None:
-        """Raise RankDesync if weights, key encoder or queue differ between workers."""
+        """Raise RankDesync if the weights, key encoder or queue differ between workers."""
         tensors = dict(self.learner.module.named_parameters()) | self.learner.state()
         distributed.check_equal_on_workers(tensors, self.progress.step)
 
     def save_if_due(self, metrics: Mapping[str, float], is_stopping: bool, is_last_step: bool) -> None:
-        """Save a checkpoint if one is due, and compare the weights of all workers from time to time.
+        """Save a checkpoint if due, and regularly compare the weights of all workers.
 
         Raises:
             Preempted: the run was asked to stop, and a checkpoint is saved.
         """
         step = self.progress.step
-        # Compare the workers more often than checkpoints are saved: it is cheap, one pass over all weights.
+        # Comparing workers is cheap (one pass over the weights), so do so more often than saving.
         if step % max(MIN_COMPARISON_INTERVAL, self.checkpoints.every // 10) == 0:
             self.compare_workers()
-        # Do not save among diverged steps: that would replace checkpoints from before them.
+        # Do not save during divergence, because new checkpoints would displace good checkpoints.
         self.is_save_due = self.is_save_due or step % self.checkpoints.every == 0 or is_stopping
         if is_last_step or (self.is_save_due and self.progress.guard.diverged_in_a_row == 0):
             self.save(metrics, is_last_save=is_stopping or is_last_step)
@@ -193,19 +193,19 @@ class _Run:
             raise Preempted(f"asked to stop after step {step}: a checkpoint is saved. Run again to continue")
 
     def save(self, metrics: Mapping[str, float], is_last_save: bool) -> None:
-        """Check that all workers agree, then save a checkpoint with the metrics of the current step.
+        """Check that all workers agree, then save a checkpoint with the current step's metrics.
 
         Args:
-            metrics: metrics of the step.
-            is_last_save: whether the training ends after this save, so that the file must be complete.
+            metrics: metrics of the current step.
+            is_last_save: whether the process ends afterwards, so that the save must not run in the background.
         """
-        distributed.on_first(self.checkpoints.finish_save)  # one checkpoint is written at a time
+        distributed.on_first(self.checkpoints.finish_save)  # only one checkpoint is written at a time
         self.compare_workers()
         in_background = self.checkpoints.background and not is_last_save
-        # A thread writes while the next steps change the tensors, so it needs copies.
+        # A background save needs copies, because the next steps change the tensors.
         checkpoint = snapshot(self.learner, self.optimizer, self.progress, metrics, copy=in_background)
         if distributed.rank() == 0:
-            self.tracker.sync()  # first, so that no checkpoint is newer than its curves
+            self.tracker.sync()  # before saving, so that no checkpoint is newer than its curves
         if in_background:
             distributed.on_first(lambda: self.checkpoints.begin_save(checkpoint))
         else:

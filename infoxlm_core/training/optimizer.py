@@ -1,4 +1,4 @@
-"""AdamW and its schedules: warm-up, then linear decay to 0 (InfoXLM, appendix) or inverse square root (XLM)."""
+"""AdamW with two schedules: warm-up, then linear decay to 0 (InfoXLM, appendix) or inverse square root (XLM)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,11 +9,11 @@ from torch.autograd.graph import increment_version
 
 from infoxlm_core.config import OptimizationConfig
 
-XLM_FIRST_RATE = 1e-7  # at which the warm-up of XLM starts
+XLM_FIRST_RATE = 1e-7  # learning rate at the start of XLM's warm-up
 
 
 def learning_rate(config: OptimizationConfig, updates: int) -> float:
-    """Return the learning rate of the next update, given the number of earlier updates."""
+    """Return the learning rate for the next update, given the number of previous updates."""
     peak = config.learning_rate
     warmup = config.warmup_steps
     if config.schedule == "inverse_sqrt":
@@ -26,10 +26,10 @@ def learning_rate(config: OptimizationConfig, updates: int) -> float:
 
 
 def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -> torch.optim.AdamW:
-    """Return AdamW with decoupled weight decay on every parameter, as in the released code.
+    """Create AdamW with decoupled weight decay on every parameter, as in the released code.
 
-    `no_bias_norm` exempts all vectors: biases and LayerNorm weights. Moments exist from the start, so that a
-    checkpoint can be restored into them.
+    With `no_bias_norm`, vectors (biases and LayerNorm weights) have no weight decay. Moments are created at once, so
+    that a checkpoint can be loaded into them.
     """
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [{"params": parameters}]
@@ -45,7 +45,7 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -
         weight_decay=config.weight_decay,
         fused=True,
     )
-    # The fused step does not update the weights' version counters, by which their bf16 copies detect a change.
+    # The fused step does not increment the weights' version counters, which invalidate their bf16 copies.
     optimizer.register_step_post_hook(lambda *_: increment_version(parameters))
     for parameter in parameters:
         optimizer.state[parameter] = {

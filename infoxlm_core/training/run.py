@@ -1,4 +1,4 @@
-"""The directory of a run: its lock, checkpoints and curves."""
+"""A run's directory: lock, checkpoints and curves."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def run_directory(
     background: bool = False,
     rewinds: bool = False,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
-    """Open the checkpoints and the tracker of a run. The first worker holds the run's lock inside this context.
+    """Open a run's checkpoints and tracker. Inside this context, the first worker holds the run's lock.
 
     Raises:
         LeaseHeld: another process trains this run.
@@ -41,9 +41,9 @@ def run_directory(
 
 
 def export_curves(run: Path, output: Path) -> None:
-    """Copy a run's curves beside its model, without the metrics of the machine, so that equal trainings are equal."""
+    """Copy a run's curves to a model directory without machine metrics, so that equal runs give equal files."""
     lines = []
     for step, metrics in tracker.read(run / METRICS):
-        metrics_of_training = {name: value for name, value in metrics.items() if name not in MACHINE_METRICS}
-        lines.append(json.dumps({"step": step} | metrics_of_training) + "\n")
+        training_metrics = {name: value for name, value in metrics.items() if name not in MACHINE_METRICS}
+        lines.append(json.dumps({"step": step} | training_metrics) + "\n")
     (output / METRICS).write_text("".join(lines))

@@ -1,4 +1,4 @@
-"""The state of a training run: every tensor that the next step depends on, under one name for saving and restoring."""
+"""The state of a training run: all tensors and counters on which the next step depends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,39 +15,39 @@ from infoxlm_core.training.learner import Learner
 
 @dataclass
 class Progress:
-    """How far a training run has come. Bad steps count in `step`, but not in `updates` of the weights."""
+    """The progress of a training run. Bad steps increase `step`, but not the number of weight `updates`."""
 
     step: int = 0
     updates: int = 0
-    tokens: float = 0  # of all steps so far
+    tokens: float = 0  # total of all steps so far
     targets: dict[str, float] = field(default_factory=dict)
-    """Targets of all steps so far, by metric name: `targets/OBJECTIVE/LANGUAGE/CORPUS`."""
+    """Target counts of all steps so far, by metric name: `targets/OBJECTIVE/LANGUAGE/CORPUS`."""
     guard: Guard = field(default_factory=Guard)
 
     def add_targets(self, metrics: Mapping[str, float]) -> None:
-        """Add the numbers of targets of a step."""
+        """Add a step's target counts."""
         for name, count in _select_targets(metrics).items():
             self.targets[name] = self.targets.get(name, 0.0) + count
 
     def metrics(self) -> dict[str, float]:
         """Return the totals of all steps so far."""
         metrics = {"tokens_seen": self.tokens, **self.targets}
-        if self.updates < self.step:  # a total, since the curves may not have a point of each skipped step
+        if self.updates < self.step:  # log the total, because the curves may lack points for skipped steps
             metrics["skipped_steps"] = float(self.step - self.updates)
         return metrics
 
 
 def _select_targets(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that count targets by corpus."""
+    """Select the metrics that count targets."""
     return {name: count for name, count in metrics.items() if name.startswith("targets/")}
 
 
 def named_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the live tensors by their names in a checkpoint: weights, Adam's moments, and the learner's own state."""
+    """Return the live tensors by their names in a checkpoint: weights, Adam's moments and the learner's state."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in learner.module.named_parameters():
         tensors[f"model/{name}"] = parameter
-        optimizer_state = optimizer.state.get(parameter, {})  # frozen parameters have none
+        optimizer_state = optimizer.state.get(parameter, {})  # empty for frozen parameters
         for key, value in optimizer_state.items():
             tensors[f"adam/{name}/{key}"] = value
     for name, value in learner.state().items():
@@ -62,10 +62,10 @@ def snapshot(
     metrics: Mapping[str, float],
     copy: bool = False,
 ) -> Checkpoint:
-    """Return a checkpoint of the current state. All workers must call this.
+    """Create a checkpoint of the current state. All workers must call this.
 
-    Only that of the first worker has tensors, which are complete even if the model is sharded. With `copy`, later steps
-    do not change them.
+    Only the first worker's checkpoint contains tensors, which are complete even if the model is sharded. With `copy`,
+    later steps do not change these tensors.
     """
     tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), copy)
     meta = {"updates": progress.updates, "figures": dict(metrics), "guard": progress.guard.state()}
@@ -77,17 +77,19 @@ def restore(
 ) -> dict[str, float] | None:
     """Restore the state of all workers from the first worker's checkpoint. All workers must call this.
 
+    The state of the learner, the optimizer and the progress is overwritten.
+
     Args:
-        checkpoint: the checkpoint on the first worker, None on the others; None on all if there is no checkpoint.
-        learner: its weights and other tensors are overwritten.
-        optimizer: its moments are overwritten.
-        progress: is overwritten.
+        checkpoint: the checkpoint to restore; None on all workers except the first, or if there is no checkpoint.
+        learner: the learner to restore.
+        optimizer: the optimizer to restore.
+        progress: the progress to restore.
 
     Returns:
         The metrics of the checkpoint's step, or None if there is no checkpoint.
 
     Raises:
-        NoValidCheckpoint: the checkpoint lacks a tensor, or a tensor has another shape.
+        NoValidCheckpoint: a tensor is missing from the checkpoint or has a different shape.
     """
     step = distributed.from_first(checkpoint.step if checkpoint else None)
     if step is None:
@@ -99,14 +101,14 @@ def restore(
     distributed.copy_from_first(saved_tensors, live_tensors)
     progress.step = step
     progress.updates = meta["updates"]
-    progress.tokens = meta["figures"].get("tokens_seen", 0)  # older checkpoints do not have it
+    progress.tokens = meta["figures"].get("tokens_seen", 0)  # missing in older checkpoints
     progress.targets = _select_targets(meta["figures"])
     progress.guard = Guard.from_state(progress.guard.deviations, meta["guard"])
     return meta["figures"]
 
 
 def _check_shapes(saved_tensors: Mapping[str, Tensor], live_tensors: Mapping[str, Tensor], step: int) -> None:
-    """Raise NoValidCheckpoint unless the checkpoint of a step has a tensor of equal shape for every live tensor."""
+    """Raise NoValidCheckpoint if a live tensor is missing from the checkpoint or the shapes differ."""
     for name, live_tensor in sorted(live_tensors.items()):
         if name not in saved_tensors:
             raise NoValidCheckpoint(

@@ -1,4 +1,4 @@
-"""One optimizer step: the same for every learner and for any number of workers."""
+"""Optimizer steps, for every learner and any number of workers."""
 
 import contextlib
 import logging
@@ -27,26 +27,24 @@ def train_step(
     batches: Sequence[MicroBatch],
     stop_requested: bool = False,
 ) -> tuple[dict[str, float], bool]:
-    """Take one optimizer step on its micro-batches.
+    """Take one optimizer step.
 
-    Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers. The result
-    therefore does not depend on how the samples are split. The guard checks losses and gradients before the weights
-    change.
+    Losses are summed over targets and divided by the number of targets in all micro-batches of all workers. The result
+    therefore does not depend on how samples are split. The guard checks losses and gradients before the weights change.
 
     Args:
         learner: the model with its losses.
-        optimizer: optimizer of the model's parameters.
-        config: the schedule and the limit of the gradient norm.
-        progress: updated by this step.
+        optimizer: the optimizer of the model's parameters.
+        config: settings of the schedule and of gradient clipping.
+        progress: the run's progress, updated in place.
         batches: this worker's micro-batches.
         stop_requested: whether this worker was asked to stop.
 
     Returns:
-        The metrics of the step, and whether any worker was asked to stop.
+        The step's metrics, and whether any worker was asked to stop.
     """
     weights = learner.weights.by_name
-    # The counts of the global batch are known before the first forward pass. They travel from CPU to CPU, so that no
-    # worker waits for its device.
+    # Target counts are known before the forward pass. They are summed on CPUs, so that no worker waits for its GPU.
     local_counts = count_targets([learner.counts(batch) for batch in batches], weights)
     counts = distributed.sum_numbers(local_counts | {"stop": float(stop_requested)})
     divisors = learner.weights.divisors(counts)
@@ -56,8 +54,7 @@ def train_step(
     sums = _backward(learner, batches, scales, parameters)
     norm_tensor = sharding.compute_norm(_complete_gradients(parameters))
 
-    # This is the only place where a step waits for its device. All workers read the same sums and norm, so all of them
-    # come to the same decision.
+    # Only here does a step wait for its device. All workers read the same values and therefore decide alike.
     totals, norm = _sum_and_read(sums, norm_tensor)
     is_finite = math.isfinite(norm) and all(bool(np.isfinite(total).all()) for total in totals.values())
     objectives = [name for name in weights if counts[name]]
@@ -77,35 +74,26 @@ def train_step(
     learner.after_step(progress.step, is_good)
 
     metrics = {"learning_rate": rate, "gradient_norm": norm, "skipped": float(not is_good)}
-    # The curves show the mean over each objective's own targets, even if `weighting: count` trains with another.
+    # The curves show means over each objective's own targets, even if `weighting: count` divides losses differently.
     metrics |= {f"loss/{name}": totals[name] / counts[name] for name in objectives}
     metrics |= {name: counts[name] for name in ("tokens", "flops") if name in counts}
     metrics |= learner.statistics(totals, counts)
     progress.add_targets(metrics)
     metrics |= progress.metrics()
-    # The totals of a resumed run come from its checkpoint in another order, but its curves must have the same bytes.
+    # Resumed runs restore totals in a different order, but their curves must be byte-identical.
     return dict(sorted(metrics.items())), counts["stop"] > 0
 
 
 def _backward(
-    learner: Learner,
-    batches: Sequence[MicroBatch],
-    scales: Mapping[str, float],
-    parameters: Sequence[nn.Parameter],
+    learner: Learner, batches: Sequence[MicroBatch], scales: Mapping[str, float], parameters: Sequence[nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Accumulate the gradients of all micro-batches. Return the sums of `Learner.losses`, in fp64 on the device.
+    """Accumulate the gradients of all micro-batches. Return the sums of `Learner.losses` in fp64 on the device.
 
-    The last backward pass also sums the gradients over all workers, always in the same order, so that a resumed run has
-    the same result.
-
-    Args:
-        learner: computes the losses.
-        batches: this worker's micro-batches.
-        scales: factor of each objective's summed loss, by name.
-        parameters: the trained parameters.
+    The last backward pass also sums the gradients over all workers, in a fixed order, so that resumed runs give
+    identical results.
 
     Raises:
-        ValueError: an objective has a loss but no count of targets, so its mean cannot be computed.
+        ValueError: an objective has a loss but no target count.
     """
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
@@ -117,7 +105,7 @@ def _backward(
             raise ValueError(f"{type(learner).__name__}.counts lacks the targets of {', '.join(uncounted_objectives)}")
         summing_gradients = gradients.summing_over_workers(parameters) if is_last_batch else contextlib.nullcontext()
         with summing_gradients:
-            if loss.requires_grad:  # a micro-batch may have no target
+            if loss.requires_grad:  # false for a micro-batch without targets
                 loss.backward()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value.double()
@@ -125,10 +113,10 @@ def _backward(
 
 
 def _complete_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Return the gradients of all parameters, after setting missing gradients to zeros.
+    """Set missing gradients to zeros, and return the gradients of all parameters.
 
-    A parameter has no gradient if its objective had no target. AdamW would skip it, so weight decay would depend on the
-    number of workers.
+    A parameter has no gradient if its objective had no target on this worker. AdamW would skip such parameters, so
+    weight decay would depend on the number of workers.
     """
     complete_gradients = []
     for parameter in parameters:
@@ -139,7 +127,7 @@ def _complete_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
 
 
 def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, is_finite: bool) -> bool:
-    """Return whether the guard accepts a step. The first worker logs why a step is bad."""
+    """Return whether the guard accepts a step. The first worker logs the reason for a bad step."""
     kind = learner.kind_of(progress.step, progress.guard.skipped_positions(progress.step))
     reason = progress.guard.check_step(kind, loss, norm, is_finite)
     if reason and distributed.rank() == 0:
@@ -148,7 +136,7 @@ def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, is_
 
 
 def count_targets(counts: Iterable[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
-    """Return the sums of the counts of micro-batches: the targets of each objective, tokens and FLOPs."""
+    """Sum the counts of micro-batches: targets of each objective, tokens and FLOPs."""
     totals: dict[str, float] = dict.fromkeys([*names, "tokens"], 0)
     for batch_counts in counts:
         for name, count in batch_counts.items():
@@ -157,15 +145,15 @@ def count_targets(counts: Iterable[Mapping[str, float]], names: Iterable[str]) -
 
 
 def _sum_and_read(sums: Mapping[str, Tensor], gradient_norm: Tensor) -> tuple[dict[str, Any], float]:
-    """Return the sums over all workers and the gradient norm as numbers. Every worker must pass the same names.
+    """Add up the sums of all workers, and read the totals and the gradient norm. Workers must pass the same names.
 
-    All of them are copied from the device at once, because each copy waits for it. The norm is that of the first
-    worker, because devices may round it differently, and all workers must come to the same decision about a step.
+    All values are copied from the device in one transfer, because every transfer synchronises with the device. All
+    workers use the first worker's gradient norm, because rounding may differ and workers must make the same decision.
     """
     names = sorted(sums)
     norm_of_first_worker = gradient_norm.double().reshape(1)
     if distributed.rank() > 0:
-        norm_of_first_worker = torch.zeros_like(norm_of_first_worker)  # adds nothing to the sum over workers
+        norm_of_first_worker = torch.zeros_like(norm_of_first_worker)  # does not change the sum over workers
     flat_sums = [sums[name].flatten() for name in names]
     local_values = torch.cat([*flat_sums, norm_of_first_worker])
     values = distributed.sum_over_workers(local_values).cpu().numpy()

@@ -1,7 +1,7 @@
-"""Write and read the curves of a run: the Protocol of trackers, and a tracker that writes a file.
+"""Write and read a run's curves: the protocol of trackers, and a tracker that writes `metrics.jsonl`.
 
-The file, `metrics.jsonl`, has one line per call: `{"step": 10, "loss/mlm": 2.3}`. Other trackers send the points from
-this file to a server, so that a slow server never delays a step.
+The file has one line per logged step: `{"step": 10, "loss/mlm": 2.3}`. Other trackers read the points from this file
+and send them to a server, so that a slow server never delays a step.
 """
 
 import json
@@ -15,29 +15,29 @@ from pydantic import Field
 from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import DataCorrupt, InputError
 
-METRICS = "metrics.jsonl"  # in a run's directory, and beside an exported model
+METRICS = "metrics.jsonl"  # file name in a run's directory and in an exported model
 
-_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # a larger integer is read as a float
+_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # larger integers are read as floats
 Point = tuple[int, dict[str, float]]
 
 
 class Tracker(Protocol):
-    """Writes the curves of a run. Call `resume` first, and after a rewind, and `close` last."""
+    """Writes a run's curves. Call `resume` at the start and after every rewind, and `close` at the end."""
 
     def resume(self, step: int) -> None:
-        """Delete all points after `step`. Repeated points have `repeated` 1, and `rewinds` counts rewinds."""
+        """Delete all points after `step`. After a rewind, points have the metrics `repeated` and `rewinds`."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Write named values of an optimizer step. Return at once."""
+        """Write a step's metrics without blocking."""
 
     def sync(self) -> None:
-        """Make all points survive a power failure. The loop calls this before each checkpoint."""
+        """Flush all points to disk, so that they survive a power failure. Called before each checkpoint."""
 
     def close(self) -> None: ...
 
 
 class FileTracker:
-    """Appends to a `metrics.jsonl`. Points of an earlier process stay until `resume`."""
+    """Appends to a `metrics.jsonl` file. Points of an earlier process remain until `resume`."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -51,7 +51,7 @@ class FileTracker:
 
     def log(self, step: int, values: dict[str, float]) -> None:
         self._file.write(_line(step, values))
-        self._file.flush()  # so that other threads can read it, and it survives this process
+        self._file.flush()  # makes the point visible to other threads, and safe if this process dies
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())
@@ -72,7 +72,7 @@ def _line(step: int, values: dict[str, float]) -> str:
 
 
 def read(path: Path | str) -> list[Point]:
-    """Read the points of a `metrics.jsonl` in order, without a partly written last line.
+    """Read the points of a `metrics.jsonl` file in order, ignoring a partly written last line.
 
     Raises:
         DataCorrupt: a complete line is not a point.
@@ -86,7 +86,7 @@ def read(path: Path | str) -> list[Point]:
 
 
 def parse(line: bytes, location: str) -> Point:
-    """Parse one line. `location` names the file and the line in the error message."""
+    """Parse one line. The location, such as FILE:LINE, is for the error message."""
     try:
         values = user_files.parse_json(line, dict[str, _Int64 | float], location, "")
         step = values.pop("step", None)

@@ -1,4 +1,4 @@
-"""Code shared by all launchers of training workers: the number of workers, errors as results, requests to stop."""
+"""Code shared by all launchers of training workers: worker counts, errors as results, stop signals."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def limit_to_gpus(workers: int, gpus: int) -> int:
-    """Return the number of workers, at most one per GPU. Log a warning if there are fewer GPUs than workers."""
+    """Limit the number of workers to one per GPU. Log a warning if there are fewer GPUs than workers."""
     if gpus < workers:
         logger.warning("%d workers were requested, but there are %d GPUs: training with %d", workers, gpus, gpus)
     return min(workers, gpus)
@@ -24,10 +24,11 @@ def limit_to_gpus(workers: int, gpus: int) -> int:
 def attempt_training(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
     """Train in a worker. Return {"figures": …}, or {"error": class, "message": …} if a restart would not help.
 
-    All workers raise the same InfoXLMError. Any other error of one of several workers is raised here, so that the
-    launcher also stops the others.
+    All workers raise the same InfoXLMError. Any other error may occur on a single worker. With several workers, it is
+    raised here, so that the launcher stops the other workers.
     """
-    from infoxlm_core.training import distributed  # imports torch, which launchers do not need
+    # Imported here, because launchers do not need torch.
+    from infoxlm_core.training import distributed
 
     try:
         return {"figures": train(**arguments)}
@@ -43,27 +44,27 @@ def attempt_training(train: Callable[..., dict[str, Any]], arguments: dict[str, 
 
 
 def _describe_error(error: InfoXLMError) -> dict[str, Any]:
-    """Return the class and message of an error, so that `get_figures_or_raise` can raise it in another process."""
+    """Convert an error to a result from which `get_figures_or_raise` can restore it in another process."""
     return {"error": type(error).__name__, "message": str(error)}
 
 
 def get_figures_or_raise(outcome: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures in the outcome of `attempt_training`, or raise its error."""
+    """Return the figures from an outcome of `attempt_training`, or raise the error in the outcome."""
     if "error" in outcome:
         raise errors.from_name(outcome["error"], outcome["message"])
     return outcome["figures"]
 
 
 def stop_training_on_signals(run: Path) -> contextlib.AbstractContextManager[None]:
-    """Let SIGTERM, SIGINT and SIGHUP create RUN/stop: the training saves and stops after its next step."""
+    """Create RUN/stop on SIGTERM, SIGINT and SIGHUP, so that training saves and stops after its next step."""
     return handle_signals(lambda *_: (run / "stop").touch())
 
 
 @contextlib.contextmanager
 def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Call a handler on SIGTERM, SIGINT and SIGHUP inside the block. A SIGHUP that `nohup` ignores stays ignored.
+    """Call a handler on SIGTERM, SIGINT and SIGHUP inside this context. SIGHUP stays ignored under `nohup`.
 
-    Does nothing outside of the main thread, where Python allows no signal handlers.
+    Does nothing in threads other than the main thread, because Python does not allow signal handlers there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,1 +1,1 @@
-"""Parts that only fine-tuning needs: its learner, the choice of the best checkpoint, the active vocabulary."""
+"""Code specific to fine-tuning: learner, selection of the best weights, active vocabulary."""

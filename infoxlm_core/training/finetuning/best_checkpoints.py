@@ -1,8 +1,8 @@
-"""Keep the weights of a fine-tuning's best steps until it ends: `RUN/kept/STEP.safetensors`.
+"""Keep the weights of the best steps during fine-tuning: `RUN/kept/STEP.safetensors`.
 
-`STEP.json` beside each contains its size and SHA-256, so that only verified weights are exported. The curves
-(`dev/mean`, `dev/de`, …) tell which steps these are. A resumed run deletes the points after its checkpoint, so that it
-makes the same decisions again.
+`STEP.json` contains the size and SHA-256 of the weights, so that only verified weights are exported. The best steps are
+computed from the curves (`dev/mean`, `dev/de`, …). A resumed run deletes all points after its checkpoint and therefore
+makes the same decisions.
 """
 
 import json
@@ -25,13 +25,19 @@ MEAN = "dev/mean"
 
 
 def name_metrics(scores: DevScores) -> dict[str, float]:
-    """Return the development scores of one evaluation by metric name."""
+    """Return an evaluation's development scores by metric name."""
     metrics = {f"{PREFIX}{language}": score for language, score in scores.languages.items()}
     return metrics | {MEAN: scores.mean}
 
 
 class BestCheckpoints:
-    """The best weights of one run by its selection rule. `source_language` is the language of the training text."""
+    """The best weights of a run according to its selection rule.
+
+    Args:
+        run: directory of the run.
+        config: settings of the selection rule.
+        source_language: language of the training text.
+    """
 
     def __init__(self, run: Path, config: SelectionConfig, source_language: str) -> None:
         self.run = run
@@ -39,10 +45,10 @@ class BestCheckpoints:
         self.source_language = source_language
 
     def read_evaluations(self) -> list[DevScores]:
-        """Read the development scores of all evaluations so far from the curves.
+        """Read the development scores of all previous evaluations from the curves.
 
         Raises:
-            DataCorrupt: the evaluations differ in their languages, because the curves belong to several runs.
+            DataCorrupt: the evaluations cover different languages, so they must come from several runs.
         """
         curves = self.run / tracker.METRICS
         evaluations = []
@@ -59,13 +65,13 @@ class BestCheckpoints:
         return evaluations
 
     def choose(self, evaluations: list[DevScores], last_step: int) -> dict[str, int]:
-        """Return the chosen step of each language. See `selection.choose`."""
+        """Choose a step for each language; see `selection.choose`."""
         return choose(evaluations, self.rule, self.source_language, last_step)
 
     def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
-        """Save the weights if the last evaluation is among the best. Delete weights that are no longer needed.
+        """Save the weights if the last evaluation is among the best, and delete weights that are no longer needed.
 
-        The weights that were best at a checkpoint are kept as well, because the run may resume from it.
+        The best weights at the time of each checkpoint are also kept, because the run may resume from there.
 
         Raises:
             StorageFull: the weights do not fit on the disk.
@@ -87,10 +93,10 @@ class BestCheckpoints:
                 path.with_suffix(".json").unlink(missing_ok=True)
 
     def _save(self, module: nn.Module, step: int) -> None:
-        """Write the weights of a step, with their size and digest in a file beside them."""
+        """Write a step's weights, and a JSON file with their size and digest."""
         path = self._path(step)
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".tmp")  # renamed last, so that weights with their final name are complete
+        temporary = path.with_suffix(".tmp")  # renamed last, so that files with the final name are complete
         weights = {name: value.detach().cpu().contiguous() for name, value in module.named_parameters()}
         with deleted_on_failure(temporary):
             save_file(weights, temporary)
@@ -101,7 +107,7 @@ class BestCheckpoints:
         manifests.sync_file(path.parent)
 
     def load(self, module: nn.Module, step: int) -> None:
-        """Load the weights of a step into the module. Raise DataCorrupt if they are damaged or do not fit."""
+        """Load a step's weights into the module. Raise DataCorrupt for damaged weights or different shapes."""
         path = self._path(step)
         remedy = f"restore it, or delete {self.run} to train again"
         entry = user_files.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt)

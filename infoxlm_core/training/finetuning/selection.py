@@ -1,7 +1,7 @@
-"""Choose which weights of a fine-tuning are exported, and find them in a fine-tuned model.
+"""Choose the weights that a fine-tuning run exports, and find them in a fine-tuned model.
 
-tuned/                 the model chosen by the rule; for `each`, the best on average, for languages without a dev set
-tuned/steps/4000/      only for `each`: the model for the languages whose score was best after 4000 steps
+tuned/                 the chosen model; for rule `each`, the best model on average, for languages without a dev set
+tuned/steps/4000/      only for rule `each`: the model for languages with their best score after 4000 steps
 tuned/selection.json   {"rule", "looks": [{"step", "languages", "mean"}], "chosen": {"*": step, language: step}}
 """
 
@@ -16,12 +16,12 @@ from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import InputError
 
 FILE = "selection.json"
-ALL = "*"  # every language that has no step of its own
+ALL = "*"  # key for all languages without their own step
 
 
 @dataclass(frozen=True)
 class DevScores:
-    """Development scores after some optimizer steps, by language, from 0 to 1."""
+    """Development scores (0 to 1) by language after a number of optimizer steps."""
 
     step: int
     languages: Mapping[str, float]
@@ -33,7 +33,7 @@ class DevScores:
 
 
 def check_dev_languages(rule: str, source_language: str, dev_languages: Sequence[str]) -> None:
-    """Raise InputError if a rule needs a development set in a language that has none."""
+    """Raise InputError if a development set is missing that the rule needs."""
     requirement = ""
     if rule == "source" and source_language not in dev_languages:
         requirement = f"a development set in {source_language}"
@@ -45,16 +45,16 @@ def check_dev_languages(rule: str, source_language: str, dev_languages: Sequence
 
 
 def choose(evaluations: Sequence[DevScores], rule: str, source_language: str, last_step: int) -> dict[str, int]:
-    """Return the step whose weights are exported for each language. Among equal scores, the earliest step wins.
+    """Choose the step whose weights are exported for each language. Among equal scores, the earliest step wins.
 
     Args:
-        evaluations: development scores of the run, in the order of steps.
+        evaluations: development scores in the order of steps.
         rule: last, source, joint or each.
-        source_language: the language of the training text.
-        last_step: steps of the training so far.
+        source_language: language of the training text.
+        last_step: number of steps so far.
 
     Returns:
-        {"*": step}, and for `each` also a step for every language.
+        Mapping from language to step. Rule `each` has a step for every language, all other rules only for "*".
     """
     if rule == "last":
         return {ALL: last_step}
@@ -77,7 +77,7 @@ def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: 
 
 
 def read(tuned: Path) -> dict[str, Any] | None:
-    """Return the content of selection.json, or None for a model that another program fine-tuned."""
+    """Read selection.json. Return None for a model from another program."""
     path = tuned / FILE
     if not path.is_file():
         return None
@@ -86,23 +86,23 @@ def read(tuned: Path) -> dict[str, Any] | None:
 
 
 def directory_of(tuned: Path, chosen: Mapping[str, int], step: int) -> Path:
-    """Return the directory of the model after a chosen step."""
+    """Return the directory of the model from a chosen step."""
     return tuned if step == chosen[ALL] else tuned / "steps" / str(step)
 
 
 def find_directory(tuned: Path, language: str) -> Path:
-    """Return the directory of the model that was chosen for a language."""
+    """Return the directory of the model chosen for a language."""
     content = read(tuned)
     chosen: dict[str, int] = content["chosen"] if content else {ALL: 0}
     return directory_of(tuned, chosen, chosen.get(language, chosen[ALL]))
 
 
 def read_development_scores(tuned: Path) -> dict[str, Any] | None:
-    """Return the development scores of a fine-tuned model as {"languages", "mean"}, or None if it was not evaluated."""
+    """Return a fine-tuned model's development scores as {"languages", "mean"}, or None without evaluations."""
     content = read(tuned)
     if not content or not content["looks"]:
         return None
-    chosen_steps = content["chosen"]  # by language
+    chosen_steps = content["chosen"]  # language -> step
     scores_by_step = {evaluation["step"]: evaluation["languages"] for evaluation in content["looks"]}
     scores_by_language = {}
     for language in scores_by_step[chosen_steps[ALL]]:

@@ -1,4 +1,4 @@
-"""Fine-tune an encoder on any task: the examples of a task, and its learner in the training loop."""
+"""The learner for fine-tuning an encoder on any task, and the task's examples."""
 
 import functools
 import logging
@@ -26,40 +26,40 @@ from infoxlm_core.training.finetuning.selection import DevScores
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
 logger = logging.getLogger(__name__)
-MIN_COMPILED_STEPS = 1000  # compiling for a GPU takes a minute or two, which fewer steps do not repay
+MIN_COMPILED_STEPS = 1000  # minimum number of steps that repays GPU compilation, which takes one or two minutes
 
 
 @dataclass(frozen=True)
 class Training:
-    """The examples, targets and development scores with which an encoder is fine-tuned."""
+    """A task's training examples and targets, and the function that scores its development sets."""
 
     head: Head
     examples: Examples  # N training examples
-    targets: np.ndarray  # (N, …) targets of the head's loss
-    labels: tuple[str, ...] = ()  # names of the labels, in the order of their numbers
-    source_language: str = "en"  # of the training text
+    targets: np.ndarray  # (N, …) targets for the head's loss
+    labels: tuple[str, ...] = ()  # label names by label number
+    source_language: str = "en"  # language of the training text
     dev_languages: tuple[str, ...] = ()  # languages of the development sets
     score_dev: Callable[[TaskModel], dict[str, float]] | None = None
-    """Model -> its score by language of the development sets, from 0 to 1."""
+    """Function that scores a model on the development sets. Returns scores (0 to 1) by language."""
     head_dropout: float = 0.0
-    write_extra_files: Callable[[Path], None] = lambda _: None  # writes other files into the model's directory
+    write_extra_files: Callable[[Path], None] = lambda _: None  # writes further files into the model directory
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch."""
+    """A micro-batch of N packed examples."""
 
-    ids: Tensor  # (T,) of N packed examples
+    ids: Tensor  # (T,)
     types: Tensor  # (T,)
     lengths: tuple[int, ...]
     targets: Tensor  # (N, …), as in `Training`
-    dropout_masks: Tensor | None  # (N, 2, d) bool, False where the head drops a unit; None if the model draws it
-    rng_key: tuple[int, int]  # step, and index of the first example in the global batch
-    counts: dict[str, int]  # targets and tokens
+    dropout_masks: Tensor | None  # (N, 2, d) bool; False where the head drops a unit; None: the model draws dropout
+    rng_key: tuple[int, int]  # dropout seed: step, index of the first example in the global batch
+    counts: dict[str, int]  # numbers of targets and tokens
 
 
 class TaskLearner(Learner):
-    """Trains on every example once an epoch, in an order that depends on seed and epoch."""
+    """Trains on every example once per epoch, in an order that depends on the seed and the epoch."""
 
     module: TaskModel
 
@@ -74,17 +74,17 @@ class TaskLearner(Learner):
         self.weights = LossWeights({task.head.name: 1.0})
         if steps >= MIN_COMPILED_STEPS and not isinstance(module, Padded):
             module.encoder.compiler = choose_compiler(distributed.device(), config.dropout)
-        # Two orders are cached, because a step may span two epochs and drawing the order of millions takes a second.
+        # Cache two orders, because a step may span two epochs, and shuffling millions of examples takes a second.
         draw_order = functools.partial(_draw_order, config.seed, len(task.examples))
         self.order = functools.lru_cache(2)(draw_order)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[Batch]:
-        """Return this worker's share of the global batch, split into micro-batches."""
+        """Return this worker's micro-batches of a step, with the examples of step `step + skipped`."""
         batch_size = self.config.batch_size
         num_workers = distributed.world_size()
         if num_workers > batch_size:
             raise ConfigError(f"{num_workers} workers must not exceed finetuning.batch_size ({batch_size})")
-        # Positions in the global batch: contiguous shares, which differ by at most one example.
+        # This worker's positions in the global batch. The shares of workers differ by at most one example.
         positions = np.array_split(np.arange(batch_size), num_workers)[distributed.rank()]
         rows = self._find_rows((step + skipped) * batch_size + positions)
         dropout_masks = self._draw_dropout_masks(step, positions)
@@ -96,16 +96,16 @@ class TaskLearner(Learner):
         return batches
 
     def _find_rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the row of each example, given its number since the start of the training."""
+        """Return the rows of examples, given their numbers since the start of training."""
         epochs, indices_in_epoch = np.divmod(numbers, len(self.task.examples))
         rows = np.empty(len(numbers), np.int64)
-        for epoch in np.unique(epochs).tolist():  # usually one; two where an epoch ends within a batch
+        for epoch in np.unique(epochs).tolist():  # several if an epoch ends within the batch
             is_in_epoch = epochs == epoch
             rows[is_in_epoch] = self.order(epoch)[indices_in_epoch[is_in_epoch]]
         return rows
 
     def _draw_dropout_masks(self, step: int, positions: np.ndarray) -> Tensor | None:
-        """Draw the head's dropout for the whole batch, so that it does not depend on the number of workers."""
+        """Draw the head's dropout for the global batch, so that it does not depend on the number of workers."""
         if isinstance(self.module, Padded) or not self.module.dropout_mask_count:
             return None
         shape = (self.config.batch_size, self.module.dropout_mask_count, self.module.encoder.size.hidden)
@@ -113,7 +113,7 @@ class TaskLearner(Learner):
         return torch.from_numpy(uniform[positions] >= self.module.dropout)
 
     def _pack(self, rows: np.ndarray, dropout_masks: Tensor | None, rng_key: tuple[int, int]) -> Batch:
-        """Pack the examples of the given rows into one micro-batch."""
+        """Pack the examples in the given rows into a micro-batch."""
         examples = self.task.examples.take(rows)
         targets = torch.from_numpy(self.task.targets[rows].astype(np.int64))
         return Batch(
@@ -127,14 +127,14 @@ class TaskLearner(Learner):
         )
 
     def losses(self, batch: Batch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the scaled loss of a micro-batch, and the sums from which `statistics` computes the accuracy."""
+        """Return a micro-batch's scaled loss, and the unscaled sums for `statistics`."""
         device = distributed.device()
         head = self.task.head
         ids = devices.send(batch.ids, device)
         types = devices.send(batch.types, device)
         targets = devices.send(batch.targets, device)
         dropout_masks = None if batch.dropout_masks is None else devices.send(batch.dropout_masks, device)
-        seed_dropout(self.config.seed, *batch.rng_key)  # so that it depends only on the micro-batch
+        seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(device):
             logits = self.module(ids, types, batch.lengths, dropout_masks)
         loss, hits = head.loss(logits, targets, batch.lengths)
@@ -144,7 +144,7 @@ class TaskLearner(Learner):
         return {"train/accuracy": sums["hits"] / counts[self.task.head.name]}
 
     def observe(self, step: int) -> dict[str, float]:
-        """Return the scores on the development sets if an evaluation is due after a step."""
+        """Score the development sets if an evaluation is due after a step."""
         score_dev = self.task.score_dev
         is_due = step % self.config.selection.every == 0 or step == self.steps
         if score_dev is None or not is_due:
@@ -152,7 +152,7 @@ class TaskLearner(Learner):
         return distributed.on_first(lambda: self._evaluate(step, score_dev)) or {}
 
     def _evaluate(self, step: int, score_dev: Callable[[TaskModel], dict[str, float]]) -> dict[str, float]:
-        """Score the development sets, and save the weights if they are the best so far."""
+        """Score the development sets, save the weights if they are the best so far, and return the metrics."""
         scores = DevScores(step, score_dev(self.module))
         logger.info("step %d: %.4f on the development sets", step, scores.mean)
         self.best.update(self.module, [*self.best.read_evaluations(), scores])
