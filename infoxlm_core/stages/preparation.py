@@ -88,7 +88,7 @@ def check_labels(config: PreparationConfig, corpus: Path) -> None:
         raise CorpusTooSmall(
             f"labelled_share ({config.labelled_share:g}) needs training messages of two corpora, with at least "
             f"{clean.LABELLED_CHARACTERS} characters and in no other corpus, but has those of {names} "
-            f"(have={len(labels)} need=2): set it to 0, or add a corpus of pairs"
+            f"({len(labels)} of 2 corpora): set it to 0, or add a corpus of pairs"
         )
 
 

@@ -164,7 +164,7 @@ def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
         if count:
             sentence_counts[folder.name] = count
     if not sentence_counts:
-        raise CorpusTooSmall(f"{corpus}/mono has no text to train a vocabulary (have=0 need=1): prepare more text")
+        raise CorpusTooSmall(f"{corpus}/mono has no text to train a vocabulary: prepare more text")
     drawn_counts = _choose_sentence_counts(np.array(list(sentence_counts.values())), config)
     sentences: list[str] = []
     for (language, count), drawn_count in zip(sentence_counts.items(), drawn_counts, strict=True):
