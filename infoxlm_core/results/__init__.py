@@ -1,1 +1,1 @@
-"""Scores -> statistics, tables, figures, pages; what others published; the evidence on which a champion is chosen."""
+"""Statistics, tables, figures and pages of scores; published results; the evidence for choosing a champion."""

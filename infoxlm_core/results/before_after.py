@@ -1,4 +1,4 @@
-"""Compare the answers of an encoder before and after its training: gains, and answers that were fixed or broken."""
+"""Compare an encoder's answers before and after its training: gains, and answers that were fixed or broken."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from infoxlm_core.tasks.questions import Questions  # imports torch
 
 MAX_EXAMPLES = 18
-"""Largest number of fixed answers, and of broken answers, that a page lists."""
+"""Largest number of fixed answers that a page lists, and of broken answers."""
 MAX_NEIGHBOURS = 10
-"""Number of questions whose nearest sentences before and after the training a page lists."""
+"""Largest number of questions that a page lists with their nearest sentences."""
 _format_percent = partial(format_percent, decimals=2)
 
 
 class Example(NamedTuple):
-    """A question with the sentences that were retrieved for it before and after the training."""
+    """A question, and the sentences retrieved for the question before and after the training."""
 
     direction: str
     sentence: str
@@ -37,7 +37,7 @@ class Example(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Questions that a page shows."""
+    """The questions that a page shows as examples."""
 
     broken: Sequence[Example]
     fixed: Sequence[Example]
@@ -50,16 +50,16 @@ class Examples(NamedTuple):
 def compare_outcomes(
     start: Outcomes, encoder: Outcomes, trained_languages: Collection[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return what the training changed on the held-out pairs and, if there is one, on the guard.
+    """Compare the answers before and after the training, on the held-out pairs and on the guard.
 
     Args:
-        start: the answers of the model before its training.
-        encoder: the answers of the trained model to the same questions.
-        trained_languages: two-letter codes of the languages of the training text.
+        start: answers of the model before its training.
+        encoder: answers of the trained model to the same questions.
+        trained_languages: two-letter codes of the languages in the training text.
 
     Returns:
-        `held_out` and, if there is a guard, `guard`: rows for the mean, for groups of languages and for each language,
-        with the accuracies of both models, the gain with its interval, and how many answers were fixed and broken.
+        A mapping with the rows of the tables `held_out` and, for an evaluation with a guard, `guard`. The rows cover
+        the mean, groups of languages and single languages. `_compare_answers` makes their values.
     """
     before = start.select_rows("retrieval/served")
     after = encoder.select_rows("retrieval/served")
@@ -76,7 +76,7 @@ def compare_outcomes(
 
 
 def _compare_guard(start: Outcomes, encoder: Outcomes, trained_languages: Collection[str]) -> list[dict[str, Any]]:
-    """Return what the training changed on the guard. Languages without training text are marked."""
+    """Compare the answers on the guard. The names of languages without training text are marked."""
     before = start.select_rows("guard/mean")
     after = encoder.select_rows("guard/mean")
     codes = list(dict.fromkeys(after["language"]))
@@ -89,14 +89,11 @@ def _compare_guard(start: Outcomes, encoder: Outcomes, trained_languages: Collec
 
 
 def _group_languages(codes: Sequence[str], trained_languages: Collection[str]) -> dict[str, list[str]]:
-    """Return the groups of languages that a table compares: name of the row -> languages that it averages over.
-
-    The groups are all languages, the languages of the training text, the other languages, and each language alone.
-    """
+    """Return the language groups of a table by row name: all, those with and without training text, and each alone."""
     trained = [code for code in codes if languages.two_letters(code) in trained_languages]
     others = [code for code in codes if languages.two_letters(code) not in trained_languages]
     groups = {"mean": trained + others}
-    if trained and others:  # otherwise one of the two groups would repeat the mean
+    if trained and others:  # otherwise a group would repeat the mean
         groups["languages of the training"] = trained
         groups["other languages"] = others
     for code in trained + others:
@@ -107,7 +104,7 @@ def _group_languages(codes: Sequence[str], trained_languages: Collection[str]) -
 def _compare_groups(
     before: pd.DataFrame, after: pd.DataFrame, groups: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each group of languages. `groups` maps the name of a row to its languages."""
+    """Compare the answers in each group of languages. `groups` maps row names to languages."""
     rows = []
     for name, codes in groups.items():
         change = _compare_answers(before[before["language"].isin(codes)], after[after["language"].isin(codes)])
@@ -116,8 +113,8 @@ def _compare_groups(
 
 
 def _compare_answers(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any]:
-    """Return the accuracies of both models, the gain with its interval, and how many answers were fixed and broken."""
-    key_columns = ["language", "direction", "question"]  # a question has one answer in each direction
+    """Return both accuracies, the gain with its interval, and the numbers of fixed, broken and all answers."""
+    key_columns = ["language", "direction", "question"]  # a question has one answer per direction
     right_before = before.set_index(key_columns)["right"].astype(bool)
     right_after = after.set_index(key_columns)["right"].astype(bool)
     scores_before = evidence.score_questions(before)
@@ -136,12 +133,12 @@ def _compare_answers(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any
 
 
 def find_examples(questions: "Questions", start_answers: pd.DataFrame, encoder_answers: pd.DataFrame) -> Examples:
-    """Select questions whose answers before and after the training a page shows. They are from all languages.
+    """Select example questions from all languages.
 
     Args:
-        questions: the held-out questions.
-        start_answers: the answers of the model before its training, as `held_out.tabulate` returns them.
-        encoder_answers: the answers of the trained model, in the same order.
+        questions: held-out questions.
+        start_answers: table of answers before the training, made by `held_out.tabulate`.
+        encoder_answers: table of answers after the training, in the same order.
     """
     before = start_answers[start_answers["place"] == "served"].reset_index()
     after = encoder_answers[encoder_answers["place"] == "served"].reset_index()
@@ -149,12 +146,12 @@ def find_examples(questions: "Questions", start_answers: pd.DataFrame, encoder_a
         row=after.groupby(["language", "direction"]).cumcount(),
         right_before=before["right"],
         right_after=after["right"],
-        nearest_before=before["nearest"].astype(int),  # a table of several tasks has missing values, and so floats
+        nearest_before=before["nearest"].astype(int),  # floats, because other tasks leave the column empty
         nearest_after=after["nearest"].astype(int),
     )
     is_broken = answers["right_before"] & ~answers["right_after"]
     is_fixed = answers["right_after"] & ~answers["right_before"]
-    # Most questions exist in all L languages. To show different ones, language i shows rows i, i + L, i + 2 L, …
+    # Most questions exist in all L languages. To avoid repetitions, language i shows rows i, i + L, i + 2 L, …
     language_numbers = {code: number for number, code in enumerate(questions.pairs)}
     is_shown_row = answers["row"] % len(questions.pairs) == answers["language"].map(language_numbers)
     is_neighbour = is_shown_row & (answers["direction"] == "from_pivot")
@@ -166,7 +163,7 @@ def find_examples(questions: "Questions", start_answers: pd.DataFrame, encoder_a
 
 
 def _select_examples(questions: "Questions", answers: pd.DataFrame, limit: int) -> list[Example]:
-    """Return up to `limit` answers as examples: the first one of each language, then the second ones, and so on."""
+    """Return up to `limit` answers as examples: the first answer of each language, then the second, and so on."""
     rank_in_language = answers.groupby("language").cumcount()
     selected_answers = answers.assign(rank=rank_in_language).sort_values("rank", kind="stable").head(limit)
     examples = []
@@ -197,11 +194,11 @@ def _select_examples(questions: "Questions", answers: pd.DataFrame, limit: int) 
 def build_sections(
     model: str, comparison: Mapping[str, Any], examples: Examples, hours: Mapping[str, float]
 ) -> list[Section]:
-    """Return the sections of the report that show what the training changed.
+    """Build the report sections about the changes made by the training.
 
     Args:
         model: name of the trained model.
-        comparison: the result of `compare_outcomes`.
+        comparison: result of `compare_outcomes`.
         examples: questions to show.
         hours: costs of the run up to its evaluation, such as {"cost/cpu_hours/all": 0.5}.
     """
@@ -214,12 +211,12 @@ def build_sections(
 
 
 def _build_gains_section(model: str, comparison: Mapping[str, Any], hours: Mapping[str, float]) -> Section:
-    """Return the section with the gains by language and the hours of the run. The arguments are as above."""
+    """Build the section about the gains by language and the hours of the run."""
     total = comparison["held_out"][0]
     text = (
-        f"“start” is the encoder before this training. There are {total['answers']:,} answers, one for each held-out "
+        f"“start” is the encoder before this training. Each of the {total['answers']:,} answers is for one held-out "
         f"pair and direction. The training fixed {total['fixed']:,} wrong answers and broke {total['broken']:,} right "
-        f"answers. The paired {INTERVAL} of each gain is below the gain."
+        f"answers. Below each gain is its paired {INTERVAL}."
     )
     tables = [_tabulate_changes("before-after", "Held-out pairs", model, comparison["held_out"])]
     problems = []
@@ -231,13 +228,13 @@ def _build_gains_section(model: str, comparison: Mapping[str, Any], hours: Mappi
     facts = []
     for name, value in hours.items():
         device = name.split("/")[1].removesuffix("_hours").upper()  # "cost/cpu_hours/all" -> "CPU"
-        description = f"{value:.2f}, up to this evaluation, without steps that an earlier run made"
+        description = f"{value:.2f}, up to this evaluation, without pipeline steps that an earlier run finished"
         facts.append(Fact(f"{device} hours", description))
     return Section("Before and after", text, problems=problems, tables=tables, facts=facts)
 
 
 def _tabulate_changed_answers(examples: Examples, total: Mapping[str, Any]) -> list[PageTable]:
-    """Tabulate examples of broken and of fixed answers. `total` has the numbers of both."""
+    """Tabulate examples of broken and fixed answers. `total` contains the counts of all such answers."""
     tables = []
     if examples.broken:
         title = f"Broken: found before the training, but not after it ({len(examples.broken)} of {total['broken']:,})"
@@ -251,17 +248,15 @@ def _tabulate_changed_answers(examples: Examples, total: Mapping[str, Any]) -> l
 
 
 def _build_neighbours_section(examples: Sequence[Example]) -> Section:
-    """Return the section with the nearest sentences before and after the training."""
-    text = (
-        f"The nearest sentence of the other language, for {len(examples)} random questions. ✓ is the right translation."
-    )
+    """Build the section about the nearest sentences before and after the training."""
+    text = f"The nearest sentence in the other language, for {len(examples)} questions. ✓ marks the right translation."
     lines = [_make_line(example, [example.retrieved_before, example.retrieved_after]) for example in examples]
     table = _make_examples_table("neighbours", "", ["nearest before", "nearest after"], lines)
     return Section("Nearest sentences", text, tables=[table])
 
 
 def _make_line(example: Example, retrieved: Sequence[str]) -> Line:
-    """Return the row of an example. A check mark stands before a retrieved sentence that is the right translation."""
+    """Make the row of an example. A check mark precedes a retrieved sentence that is the right translation."""
     cells = [example.sentence, example.translation]
     for sentence in retrieved:
         cells.append(f"✓ {sentence}" if sentence == example.translation else sentence)
@@ -269,18 +264,18 @@ def _make_line(example: Example, retrieved: Sequence[str]) -> Line:
 
 
 def _make_examples_table(name: str, title: str, retrieved_headings: Sequence[str], lines: Sequence[Line]) -> PageTable:
-    """Return a table of questions, their translations and retrieved sentences."""
+    """Make a table of questions, translations and retrieved sentences."""
     headings = ["sentence", "right translation", *retrieved_headings]
     columns = tuple(Column(heading, role=SENTENCE) for heading in headings)
     return PageTable(name, title, columns, tuple(lines), head="direction")
 
 
 def build_merge_section(merge: Mapping[str, Any]) -> Section:
-    """Return the section about an encoder that is a weighted mean of the start and the trained encoder.
+    """Build the section about merging the start and the trained encoder into a weighted mean.
 
     Args:
-        merge: the chosen `weight`, whether it `passed` the check on the guard, the `largest_loss` that the guard
-            allows, and the scores of all weights as `curve`.
+        merge: mapping with the chosen `weight`; `passed`, the result of the check on the guard; `largest_loss`, the
+            limit of this check; and `curve`, the scores of all weights.
     """
     chosen_weight = f"{merge['weight']:g}"
     columns = (
@@ -301,7 +296,7 @@ def build_merge_section(merge: Mapping[str, Any]) -> Section:
             "score is slightly too high."
         )
     else:
-        problems.append("With every weight, the guard loses too much. The smallest weight was taken.")
+        problems.append("Every weight loses too much on the guard. This encoder has the smallest weight.")
     title = f"Accuracies by weight; the weight of this encoder is {chosen_weight}"
     table = PageTable("merge", title, columns, tuple(lines), head="weight", highlighted=chosen_weight)
     drawings = {"merge": partial(figures.draw_merge, merge["curve"], merge["weight"])}
@@ -309,7 +304,7 @@ def build_merge_section(merge: Mapping[str, Any]) -> Section:
 
 
 def _tabulate_changes(name: str, title: str, model: str, rows: Iterable[Mapping[str, Any]]) -> PageTable:
-    """Tabulate accuracies, gains and counts of answers, with a row for each group of languages."""
+    """Tabulate accuracies, gains and counts of answers by language group."""
     columns = (
         Column("start, %", _format_percent),
         Column(f"{model}, %", _format_percent),
@@ -327,5 +322,5 @@ def _tabulate_changes(name: str, title: str, model: str, rows: Iterable[Mapping[
 
 
 def _format_points(difference: float) -> str:
-    """Format the difference of two shares as percentage points with a sign."""
+    """Format a difference of shares as percentage points with a sign."""
     return f"{100 * difference:+.2f}"

@@ -1,8 +1,8 @@
-"""The paired bootstrap, which shows whether the gain of a model could be due to the choice of questions.
+"""The paired bootstrap shows whether a model's gain could be due to the choice of questions.
 
 All questions are resampled with replacement thousands of times, and both models are scored on each sample. A question
-that is asked in several languages is sampled in all of them together: a hard sentence is hard in every language, so
-they are not independent.
+asked in several languages is sampled in all these languages together, because a hard sentence is hard in every
+language.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ import pandas as pd
 
 from infoxlm_core.results.statistics import CONFIDENCE
 
-CHUNK = 500  # samples scored at a time; affects only memory
-MISSING = 9.0  # marks a question that a language lacks; it cannot be a gain, because gains are between -1 and 1
+CHUNK = 500  # samples scored at a time; changes only memory
+MISSING = 9.0  # marks a question that a language lacks; no gain has this value, because gains are between -1 and 1
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,17 @@ class Interval:
 def paired_bootstrap(
     candidate: pd.Series, reference: pd.Series, resamples: int = 10_000, level: float = CONFIDENCE, seed: int = 1
 ) -> Interval:
-    """Return how much better a candidate is than a reference, with a percentile bootstrap interval.
+    """Compute a candidate's gain over a reference, with a percentile bootstrap interval.
 
-    The gain is the mean over languages of the mean difference of the scores of their questions.
+    The gain is the difference of the question scores, averaged over the questions of each language, then over
+    languages.
 
     Args:
-        candidate: (language, question) -> score from 0 to 1, see `Outcomes.score_questions`.
-        reference: the same for the model with which the candidate is compared.
+        candidate: the candidate's scores from 0 to 1 by (language, question), see `Outcomes.score_questions`.
+        reference: the reference's scores on the same questions.
         resamples: number of bootstrap samples.
         level: share of the samples inside the interval.
-        seed: seed of the samples.
+        seed: random seed of the samples.
 
     Raises:
         ValueError: the models answered different questions.
@@ -47,8 +48,8 @@ def paired_bootstrap(
         raise ValueError("the models answered different questions")
     gain_table = (candidate - reference).unstack("language").fillna(MISSING)
     gains = gain_table.to_numpy(dtype=float)  # (questions, languages)
-    # Questions with equal gains are interchangeable, so a sample only counts how often each distinct row occurs,
-    # which is much faster than drawing questions.
+    # Questions with equal gains are interchangeable. Drawing the count of each distinct row is much faster than
+    # drawing questions.
     distinct_gains, counts = np.unique(gains, axis=0, return_counts=True)  # (D, languages), (D,)
     is_present = distinct_gains != MISSING
     gains_or_zero = np.where(is_present, distinct_gains, 0.0)
@@ -59,21 +60,21 @@ def paired_bootstrap(
         sampled_counts = rng.multinomial(len(gains), counts / len(gains), size=chunk_size)  # (chunk_size, D)
         sampled_gains.append(_average_over_languages(sampled_counts, gains_or_zero, is_present))
     lower, upper = np.quantile(np.concatenate(sampled_gains), [(1 - level) / 2, (1 + level) / 2])
-    gain = _average_over_languages(counts[None], gains_or_zero, is_present)[0]  # of the questions themselves
+    gain = _average_over_languages(counts[None], gains_or_zero, is_present)[0]  # without resampling
     return Interval(float(gain), float(lower), float(upper), len(gains))
 
 
 def _average_over_languages(
     sampled_counts: np.ndarray, gains_or_zero: np.ndarray, is_present: np.ndarray
 ) -> np.ndarray:
-    """Return the mean gain of each sample, averaged over the questions of a language, then over languages.
+    """Average the gains of each sample over the questions of a language, then over languages.
 
     Args:
-        sampled_counts: (samples, D) how often each of D distinct rows of gains is in a sample.
-        gains_or_zero: (D, languages) distinct gains; 0 if a question is missing in a language.
-        is_present: (D, languages) whether the question exists in the language.
+        sampled_counts: count of each of the D distinct gain rows in each sample (samples, D).
+        gains_or_zero: distinct gains (D, languages); 0 if a question is missing in a language.
+        is_present: mask of the questions that exist in a language (D, languages).
     """
     weights = sampled_counts.astype(float)
-    with np.errstate(invalid="ignore"):  # a sample may contain no question of a small language
+    with np.errstate(invalid="ignore"):  # 0 / 0 if a sample contains no question of a small language
         gains_by_language = (weights @ gains_or_zero) / (weights @ is_present)  # (samples, languages)
         return np.nanmean(gains_by_language, axis=1)

@@ -1,14 +1,14 @@
-"""Store which questions of an evaluation each model answered correctly. `bootstrap` compares models by these answers.
+"""Store which questions of an evaluation each model answered correctly, so that `bootstrap` can compare models.
 
-The file is a table with a row for each question and direction, the same for every model that took the same test:
+The file is a table with one row per model, question and direction:
 
     model | task | place | language | direction | question | unshared | right
 
-`place` names the vector and `direction` is "to_pivot" or "from_pivot"; both are empty for tasks other than retrieval.
-The vectors are "served", which users get, "best", whose layer was chosen on these questions, and "centred", which is
-"served" minus the mean vector of the language. Older releases wrote "contrast" instead of "served", and only for models
-with a contrast layer. `question` is a digest, so that the table of a confidential test may be published with its model.
-A sentence that is a question in several languages has the same digest in all of them.
+`place` names the vector, and `direction` is "to_pivot" or "from_pivot". Both are empty for tasks other than retrieval.
+The vectors are "served", the vector that users get; "best", whose layer was chosen on these questions; and "centred",
+"served" minus the language's mean vector. Older releases wrote "contrast" instead of "served", and only for models with
+a contrast layer. `question` is a digest, so that the table of a confidential test may be published with its model. A
+sentence has the same digest in every language for which it is a question.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,36 +27,35 @@ FILE = "items.parquet"
 PUBLIC_START = "start"
 UNTRAINED = "untrained"
 STARTS = (PUBLIC_START, UNTRAINED)
-"""Names of the model before its training: `start` if it is an encoder that existed before, `untrained` if its weights
-are random."""
+"""Names of the model before its training: `start` is an existing encoder, `untrained` has random weights."""
 COLUMNS = ("model", "task", "place", "language", "direction", "question", "unshared", "right")
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Which questions one model answered correctly."""
+    """The questions that one model answered correctly."""
 
     table: pd.DataFrame
     pivot: str
 
     def score_questions(self, metric: str) -> pd.Series:
-        """Return (language, question) -> share of directions in which the question was answered correctly.
+        """Return the share of correct directions by (language, question). Raise the errors of `select_rows`.
 
-        The metric is the mean over languages of the means over their questions. Errors are those of `select_rows`.
+        Averaging the shares over the questions of each language, and then over languages, gives the metric.
         """
         return score_questions(self.select_rows(metric))
 
     def select_rows(self, metric: str) -> pd.DataFrame:
-        """Return the answers from which a metric is computed, as rows of the table.
+        """Select the rows of the table from which a metric is computed.
 
-        All retrieval metrics except `best` and `centred` are computed with the served vector.
+        All retrieval metrics except `best` and `centred` use the served vector.
 
         Raises:
-            InputError: the metric is not a share of correct answers, or the table has no outcomes for it.
+            InputError: the metric is not a share of correct answers, or the table has no answers for the metric.
         """
         task, _, name = metric.partition("/")
         rows = self.table[self.table["task"] == task]
-        vector = rows["place"].replace("contrast", "served")  # its name in older releases
+        vector = rows["place"].replace("contrast", "served")  # older releases wrote "contrast"
         is_served = vector == "served"
         masks_by_metric = {
             "mean": vector == "",
@@ -69,7 +68,7 @@ class Outcomes:
         }
         if name in masks_by_metric:
             rows = rows[masks_by_metric[name]]
-        else:  # any other metric is named after a language
+        else:  # all other metrics are named after languages
             rows = rows[vector.isin(["", "served"]) & (rows["language"] == name)]
         if rows.empty:
             raise InputError(
@@ -80,18 +79,18 @@ class Outcomes:
 
 
 def score_questions(rows: pd.DataFrame) -> pd.Series:
-    """Return (language, question) -> share of directions in which the question was answered correctly."""
+    """Return the share of correct directions by (language, question)."""
     return rows.groupby(["language", "question"], sort=True)["right"].mean()
 
 
 def average(outcomes: Sequence[Outcomes], metric: str) -> pd.Series:
-    """Return the score of each question, averaged over models that answered the same questions."""
+    """Average the score of each question over models that answered the same questions."""
     scores = pd.concat([model_outcomes.score_questions(metric) for model_outcomes in outcomes])
     return scores.groupby(level=["language", "question"], sort=True).mean()
 
 
 def write(path: Path, table_by_model: Mapping[str, pd.DataFrame]) -> None:
-    """Write the outcomes of several models as one table. `table_by_model` maps the name of a model to its outcomes."""
+    """Write the outcomes of several models as one table. `table_by_model` maps model names to tables."""
     labelled_tables = [table.assign(model=model) for model, table in table_by_model.items()]
     outcomes = pd.concat(labelled_tables, ignore_index=True)[list(COLUMNS)]
     outcomes.to_parquet(path, index=False, compression="zstd")
@@ -99,7 +98,7 @@ def write(path: Path, table_by_model: Mapping[str, pd.DataFrame]) -> None:
 
 @user_files.allow_extra_keys
 class _ScoresFile(TypedDict):
-    """The fields of an evaluation's scores.json that promotion reads."""
+    """The fields of scores.json that promotion reads."""
 
     model: str
     pivot: str
@@ -107,17 +106,17 @@ class _ScoresFile(TypedDict):
 
 
 def read_scores(evaluation: Path) -> dict[str, Any]:
-    """Return the content of scores.json. Raise InputError if it is malformed."""
+    """Read scores.json. Raise InputError if the file is malformed."""
     return user_files.read_json(evaluation / "scores.json", _ScoresFile, "evaluate again")
 
 
 def read(path: Path, model: str) -> pd.DataFrame:
-    """Return the outcomes of one model. Raise InputError if the file is malformed."""
+    """Read the outcomes of one model. Raise InputError if the file is malformed."""
     table = tables.read_frame(path, COLUMNS, "evaluate again")
     return table[table["model"] == model]
 
 
 def find_start(path: Path) -> str | None:
-    """Return the name of the model before its training, if the file has its outcomes."""
+    """Return the name of the model before its training, or None if the file has no outcomes of this model."""
     models = set(tables.read_frame(path, COLUMNS, "evaluate again")["model"])
     return next((name for name in STARTS if name in models), None)

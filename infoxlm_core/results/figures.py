@@ -32,26 +32,26 @@ _STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "text.parse_math": False,  # names come from users: a dollar sign in them does not start a formula
+    "text.parse_math": False,  # a dollar sign in a user's name must not start a formula
     "svg.hashsalt": "infoxlm",  # equal scores give equal files
 }
-_LINE_FORMATS = {"mean": "-o", "cls": "--s"}  # pooling -> line and marker, as matplotlib writes them
+_LINE_FORMATS = {"mean": "-o", "cls": "--s"}  # pooling -> line and marker in matplotlib's notation
 _POOLINGS = {"cls": "[CLS]"}
 _REFERENCES = {"chance": "chance", "majority": "most frequent label"}
-"""Field of a task's details -> label of its dotted line."""
+"""Field in a task's details -> label of the dotted line at its value."""
 
 Draw = Callable[[], Figure | None]
 SentenceMap = Mapping[str, Sequence[Sequence[float]]]
-"""Language -> the x and the y coordinates of its sentences. Row i of the second language translates row i of the first
-one."""
+"""Language -> x and y coordinates of its sentences. Sentence i of the second language translates sentence i of the
+first language."""
 Bars = Mapping[str, Sequence[Cell]]
-"""Model -> the heights of its bars, one for each name on the axis."""
+"""Model -> heights of its bars, one per name on the axis."""
 
 
 def render(drawings: Mapping[str, Draw]) -> dict[str, dict[str, bytes]]:
-    """Draw figures and return their files: name -> `png` or `svg` -> content. Figures without data are left out.
+    """Draw figures and return the contents of their files by name and format (`png`, `svg`).
 
-    Equal figures have equal files, so that a repeated run does not change a report.
+    Figures without data are left out. Equal figures have equal files, so that a repeated run does not change a report.
     """
     images = {}
     with matplotlib.rc_context(_STYLE):
@@ -63,8 +63,8 @@ def render(drawings: Mapping[str, Draw]) -> dict[str, dict[str, bytes]]:
 
 
 def _save(figure: Figure, kind: str) -> bytes:
-    """Return a figure as the content of a `png` or `svg` file."""
-    # matplotlib would write the date and its version, so that equal figures would have different files.
+    """Encode a figure as `png` or `svg`."""
+    # By default, matplotlib writes the date or its version, and equal figures would have different files.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
@@ -72,12 +72,12 @@ def _save(figure: Figure, kind: str) -> bytes:
 
 
 def assign_colours(models: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each model. The first one, the model under test, always has the same colour."""
+    """Assign a colour to each model. The model under test comes first and always has the same colour."""
     return dict(zip(models, itertools.cycle(_COLOURS), strict=False))
 
 
 def draw_headlines(summary: Summary) -> Figure | None:
-    """Draw a panel for each headline: a point for every seed, and the mean with its interval.
+    """Draw one panel per headline metric, with a point for every seed, and the mean with its interval.
 
     Return None if no variant has several seeds, because the table already shows single values.
     """
@@ -121,7 +121,7 @@ class _LayerCurve(NamedTuple):
 
 
 def draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
-    """Draw retrieval accuracy by layer, with a panel for each direction (Figure 1 of the paper)."""
+    """Draw retrieval accuracy by layer, one panel per direction (Figure 1 of the paper)."""
     curves_by_title = _collect_layer_curves(name, task)
     if not curves_by_title:
         return None
@@ -137,12 +137,13 @@ def draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Fig
 
 
 def _collect_layer_curves(name: str, task: TaskSummary) -> dict[str, list[_LayerCurve]]:
-    """Return title of a panel -> its curves. Results without directions share one panel."""
+    """Collect the curves of each panel by its title. Results without directions share one panel."""
     pivot = task.settings.get("pivot", "en")
-    title_of_mean = f"{name} by layer"
+    task_title = task_tables.get_task_title(name)
+    title_of_mean = f"{task_title} by layer"
     titles_by_direction = {
-        "to_pivot": f"{name}: xx → {pivot}, {len(task.languages)} languages",
-        "from_pivot": f"{name}: {pivot} → xx, {len(task.languages)} languages",
+        "to_pivot": f"{task_title}: xx → {pivot}, {len(task.languages)} languages",
+        "from_pivot": f"{task_title}: {pivot} → xx, {len(task.languages)} languages",
     }
     curves_by_title: dict[str, list[_LayerCurve]] = {}
     for model, result in task.models.items():
@@ -157,16 +158,17 @@ def _collect_layer_curves(name: str, task: TaskSummary) -> dict[str, list[_Layer
 
 
 def draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
-    """Draw the main metric of a task by language. Held-out retrieval has a second panel for pairs without shared token.
+    """Draw a task's main metric by language. Held-out retrieval has a second panel for pairs that share no token.
 
-    Return None for results of several vectors in many languages, which only tables can show.
+    Return None for results with several vectors per model, because bars cannot show all of them.
     """
     first_result = next(iter(task.models.values()))
     if "vectors" in first_result.details:
         return None
+    task_title = task_tables.get_task_title(name)
     if not statistics.is_share(f"{task.kind}/{task.main}"):
-        return _draw_points(f"{name} (lower is better)", task, colours)
-    titles = {task.main: f"{name}: {task_tables.get_title(task.main)}", "no_overlap": "no shared token"}
+        return _draw_points(f"{task_title} (lower is better)", task, colours)
+    titles = {task.main: f"{task_title}: {task_tables.get_title(task.main)}", "no_overlap": "No shared token"}
     panels = {}
     for metric, title in titles.items():
         if metric in first_result.mean:
@@ -183,7 +185,7 @@ def draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) -> 
 
 
 def draw_gaps(table: PageTable, colours: Mapping[str, str]) -> Figure:
-    """Draw the table of the transfer gaps, with a group of bars for each task."""
+    """Draw the table of transfer gaps, one group of bars per task."""
     bars = {line.name: line.cells for line in table.ours}
     tasks = [column.name for column in table.columns]
     return _draw_bars({"Transfer gap (lower is better)": bars}, tasks, colours)
@@ -196,21 +198,21 @@ def _draw_bars(
     has_mean: bool = False,
     references: Mapping[str, float] = MappingProxyType({}),
 ) -> Figure:
-    """Draw groups of bars, each with one bar for every model and its standard deviation over seeds.
+    """Draw groups of bars. A group has one bar per model, with its standard deviation over seeds.
 
     Args:
-        panels: title of a panel -> its bars.
+        panels: bars by panel title.
         groups: labels of the groups on the x axis.
-        colours: model -> colour.
-        has_mean: whether the first group is the mean of the others, so that a line separates them.
-        references: label -> height of a dotted line.
+        colours: colours by model.
+        has_mean: whether the first group is a mean, which a line separates from the other groups.
+        references: heights of dotted lines by label.
     """
     width = max(6.0, 1.4 + 0.5 * len(groups) * len(panels))  # inches
     figure, axes = _make_figure(width, 3.5, list(panels))
     for panel, bars in zip(axes, panels.values(), strict=True):
-        bar_width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
+        bar_width = 0.8 / len(bars)  # groups are 1 apart, so the gap between two groups is 0.2
         for rank, (model, cells) in enumerate(bars.items()):
-            offset = (rank + 0.5) * bar_width - 0.4  # from the middle of the group
+            offset = (rank + 0.5) * bar_width - 0.4  # distance from the group's middle
             positions = [group + offset for group in range(len(cells))]
             _draw_bars_of_model(panel, positions, cells, bar_width, model, colours[model])
         if has_mean:
@@ -226,25 +228,25 @@ def _draw_bars(
 def _draw_bars_of_model(
     panel: Axes, positions: Sequence[float], cells: Sequence[Cell], width: float, model: str, colour: str
 ) -> None:
-    """Draw the bars of one model with their standard deviations. A missing figure has a bar of height 0."""
+    """Draw one model's bars with their standard deviations. A missing figure has a bar of height 0."""
     bar_statistics = [to_statistic(cell) for cell in cells]
     heights = [statistic.mean or 0.0 for statistic in bar_statistics]
     deviations = [statistic.deviation or 0.0 for statistic in bar_statistics]
-    panel.bar(positions, heights, width * 0.92, color=colour, label=model)  # 8 % remain as a gap between bars
+    panel.bar(positions, heights, width * 0.92, color=colour, label=model)  # leaves a gap of 8 % between bars
     if any(deviations):
         panel.errorbar(positions, heights, deviations, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5)
 
 
 def _draw_points(title: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure:
-    """Draw the main metric of a task by language as points on a logarithmic axis, for perplexities."""
+    """Draw a task's main metric by language as points on a logarithmic axis. This suits perplexities."""
     figure, (axes,) = _make_figure(5.6, 3.6, [title])
     for model, result in task.models.items():
         values = [metrics[task.main].mean or math.nan for metrics in result.languages.values()]
         axes.plot(list(result.languages), values, "o", color=colours[model], label=model)
     axes.set_yscale("log")
-    # The default formatter writes formulas, which `_STYLE` turns off.
+    # The default formatter writes formulas, but `_STYLE` turns formulas off.
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    axes.yaxis.set_minor_formatter(LogFormatter())  # labels them only if the axis spans less than a power of ten
+    axes.yaxis.set_minor_formatter(LogFormatter())  # adds minor labels if the axis spans less than a power of ten
     figure.legend(loc="outside lower center", ncols=len(task.models))
     return figure
 
@@ -253,7 +255,7 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
     """Draw losses, contrast accuracy and held-out retrieval by optimizer step. Return None without losses.
 
     Args:
-        curves: metric -> points (step, value).
+        curves: points (step, value) by metric.
     """
     losses = {}
     for name in sorted(curves):
@@ -281,11 +283,11 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
 
 
 def draw_merge(scores_by_weight: Sequence[Mapping[str, float]], chosen_weight: float) -> Figure:
-    """Draw how the accuracies of a merged encoder depend on the weight of the trained encoder.
+    """Draw a merged encoder's accuracies by the weight of the trained encoder.
 
     Args:
-        scores_by_weight: the `weight` of each candidate, and its accuracies on `held_out` pairs and on the `guard`.
-        chosen_weight: the weight that a vertical line marks.
+        scores_by_weight: mappings with the `weight` of a candidate and its accuracies on `held_out` pairs and `guard`.
+        chosen_weight: weight to mark with a vertical line.
     """
     figure, (axes,) = _make_figure(5.6, 3.4, ["Accuracy by weight of the merge"])
     weights = [scores["weight"] for scores in scores_by_weight]
@@ -300,13 +302,13 @@ def draw_merge(scores_by_weight: Sequence[Mapping[str, float]], chosen_weight: f
 
 
 def draw_map(maps: Mapping[str, SentenceMap]) -> Figure:
-    """Draw sentence vectors in two dimensions, with a panel for each model and a colour for each language.
+    """Draw sentence vectors in two dimensions, one panel per model and one colour per language.
 
-    Lines join the sentences of the first language with their translations into the second one.
+    Lines join sentences of the first language and their translations into the second language.
     """
     figure, panels = _make_figure(4.5 * len(maps), 4.6, list(maps), share_y=False)
     tab20 = matplotlib.colormaps["tab20"]
-    shades = [tab20(number) for number in range(20)]  # each colour is followed by a lighter shade of it
+    shades = [tab20(number) for number in range(20)]  # a lighter shade follows each colour
     colours = [*shades[::2], *shades[1::2]]
     for panel, coordinates in zip(panels, maps.values(), strict=True):
         for (language, (x, y)), colour in zip(coordinates.items(), colours, strict=False):
@@ -321,7 +323,7 @@ def draw_map(maps: Mapping[str, SentenceMap]) -> Figure:
 
 
 def _make_figure(width: float, height: float, titles: Sequence[str], share_y: bool = True) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its panels side by side, one for each title. Width and height are in inches."""
+    """Make a figure with one panel per title, side by side. Width and height are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = list(figure.subplots(1, len(titles), sharey=share_y, squeeze=False).flat)
     for panel, title in zip(axes, titles, strict=True):
@@ -330,7 +332,7 @@ def _make_figure(width: float, height: float, titles: Sequence[str], share_y: bo
 
 
 def _add_percent_axes_and_legend(figure: Figure, axes: Sequence[Axes]) -> Figure:
-    """Label the y axes in percent, from 0 or the lowest negative value, and add one legend below all panels."""
+    """Show the y axes in percent, starting at 0 or at the lowest negative value. Add one legend for all panels."""
     for panel in axes:
         panel.set_ylim(bottom=min(0.0, panel.get_ylim()[0]))
         panel.yaxis.set_major_formatter(PercentFormatter(1))

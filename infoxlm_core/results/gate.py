@@ -1,8 +1,8 @@
 """Decide whether a candidate becomes champion.
 
-The candidate must be shown to be better on the same questions: for each metric of the gate, the whole paired bootstrap
-interval of the gain must lie above a limit. The candidate is compared with the champion and, if its registration
-demands it, first with the model that its training started from.
+The candidate must be better on the same questions: for each metric of the gate, the whole paired bootstrap interval of
+the gain must lie above a limit. The candidate is compared with the champion. If its registration demands it, the
+candidate is first compared with the model from which its training started.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from infoxlm_core.results.bootstrap import paired_bootstrap
 from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.statistics import INTERVAL
 
-FEWEST_QUESTIONS = 50  # with fewer, intervals are too narrow: equal models would too often look different
+FEWEST_QUESTIONS = 50  # intervals over fewer questions are too narrow: equal models often look different
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Contender:
     """A model as the gate sees it."""
 
     name: str  # such as "version 3"
-    tags: Mapping[str, str]  # metrics by name, and `test_set`, the digest of its questions
-    read_outcomes: Callable[[], Outcomes | None]  # returns None if the model was registered without outcomes
+    tags: Mapping[str, str]  # metrics by name, and `test_set`, the digest of the questions
+    read_outcomes: Callable[[], Outcomes | None]  # returns None for a model registered without outcomes
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def decide(
     """Decide whether a candidate becomes champion.
 
     Args:
-        candidate: the version to judge.
-        champion: the version that users get, if there is one.
-        gate: metric -> limit. The whole interval of the candidate's gain in the metric must lie above the limit.
-        start: the model that the candidate's training started from, if the candidate must also be better than this one.
+        candidate: version to judge.
+        champion: version that users get, or None.
+        gate: limits by metric. The whole interval of the candidate's gain must lie above the limit.
+        start: model from which the candidate's training started; None if the candidate need not be better than it.
     """
     if start is None:
         if champion is None:
@@ -61,7 +61,7 @@ def decide(
 
 
 def _compare_outcomes(candidate: Contender, reference: Contender, gate: Mapping[str, float]) -> Verdict:
-    """Decide whether a candidate is better than a reference, if both have answered the same questions."""
+    """Decide whether a candidate is better than a reference on the same questions."""
     comparison = f"{_list_scores(candidate, gate)}: {reference.name} has {_list_scores(reference, gate)}"
     if reference.tags.get("test_set") != candidate.tags.get("test_set"):
         return Verdict(False, f"candidate with {comparison} on another test set, promote by hand")
@@ -87,7 +87,7 @@ def _compare_outcomes(candidate: Contender, reference: Contender, gate: Mapping[
         if interval.questions < FEWEST_QUESTIONS:
             problem = f"{metric} has {interval.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
             return Verdict(False, f"candidate with {comparison}, but {problem}", figures)
-        if not interval.lower > limit:  # true also for NaN, which proves nothing
+        if not interval.lower > limit:  # also true for NaN
             unproven_metrics.append(metric)
     gains = describe_gains(figures)
     if unproven_metrics:
@@ -96,12 +96,12 @@ def _compare_outcomes(candidate: Contender, reference: Contender, gate: Mapping[
 
 
 def _list_scores(contender: Contender, gate: Mapping[str, float]) -> str:
-    """Return a contender's values of the gate's metrics as text."""
+    """List a contender's values of the gate's metrics as text."""
     return ", ".join(f"{metric} {contender.tags.get(metric, 'missing')}" for metric in gate)
 
 
 def _score_questions(contender: Contender, outcomes: Outcomes, metric: str) -> pd.Series:
-    """Return the score of every question. Raise InputError if the contender has none for the metric."""
+    """Return a contender's score on every question. Raise InputError if there are none for the metric."""
     try:
         return outcomes.score_questions(metric)
     except InputError as error:
@@ -109,7 +109,7 @@ def _score_questions(contender: Contender, outcomes: Outcomes, metric: str) -> p
 
 
 def describe_gains(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the gain of each metric with its interval and its limit as text."""
+    """Describe the gain in each metric, with its interval and its limit."""
     gains = []
     for metric, figure in figures.items():
         gains.append(

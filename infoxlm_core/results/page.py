@@ -1,7 +1,7 @@
 """Write the page of a sweep as self-contained HTML and as Markdown, with its figures and tables as files.
 
-The pages of a suite, an ablation and an evaluation have the same parts: the headlines of all models, a section for each
-task, and the sections that a caller adds.
+The pages of a suite, an ablation and an evaluation have the same structure: a summary of all models, a section for each
+task, and sections added by the caller.
 """
 
 import base64
@@ -22,57 +22,66 @@ from infoxlm_core.results.tables import PageTable
 from infoxlm_core.tasks.task import Fact
 
 _COST_TEXT = (
-    "Each value is the mean over seeds. The tokens are those of all objectives, in the query encoder and in the key "
-    "encoder. Process hours include the time in which a training process waits for a core. They do not include killed "
-    "attempts, or trainings that an earlier run of the pipeline finished."
+    "Each value is the mean over seeds. Token counts include all objectives and both the query and the key encoder. "
+    "Process hours include the time that a training process waits for a core. They exclude killed attempts, and "
+    "training that an earlier pipeline run finished."
 )
 _QUESTIONS_TEXT = (
-    "The table shows the same differences with intervals over the held-out questions. The intervals are from a paired "
-    "bootstrap of the answers with Bonferroni's correction. The answers are averaged over the seeds that both variants "
-    "have. An interval without 0 shows that the difference is not due to the choice of questions. It does not show "
-    "what other seeds would give."
+    "The table shows the same differences with intervals over the held-out questions. The intervals come from a paired "
+    "bootstrap of the answers with Bonferroni's correction. Answers are averaged over the seeds that both variants "
+    "have. An interval without 0 shows that the difference is not due to the choice of questions. It says nothing "
+    "about other seeds."
 )
 _GAP_TEXT = (
     "The transfer gap is the score of the source language minus the mean of the other languages. Lower is better, but "
     "a model that is weak in every language also has a small gap."
 )
 _MIXED_TEXT = (
-    "Within means that both texts are in the same language. Across means that they are in two languages. The score "
-    "`across` of a language is the mean over all language pairs that contain it."
+    "Within: both texts are in the same language. Across: the texts are in two languages. A language's score `across` "
+    "is the mean over all language pairs that contain the language."
 )
-_HEADLINES_CAPTION = (
-    f"Each point is one seed, the bar is their mean, and the line is the {statistics.INTERVAL} of the mean (Student's "
-    "t). Overlapping intervals do not show that two models are equal."
+_SUMMARY_CAPTION = (
+    f"Each point is one seed, the bar is the mean over seeds, and the line is the {statistics.INTERVAL} of the mean "
+    "(Student's t). Overlapping intervals do not show that two models are equal."
 )
+_METRIC_MEANINGS = {
+    "served": "accuracy with the vectors that users get",
+    "best": "accuracy with the best layer and pooling on these pairs; slightly too high, because both were chosen here",
+    "centred": "accuracy with the vectors that users get, after each language's mean vector is subtracted",
+    "no_overlap": "score on the pairs that share no token, with the vectors that users get",
+    "mean": "the task's main score, averaged over languages",
+    "transfer_gap": "score of the source language minus the mean of the other languages",
+}
+"""Last part of a metric's name -> its meaning."""
 MAX_NAMES = 12
-"""Unfinished trials that a page lists by name."""
+"""Largest number of unfinished trials that a page lists by name."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a page. Empty fields are left out."""
+    """One section of a page. Empty fields are not shown."""
 
     title: str
     text: str = ""
     problems: Sequence[str] = ()
     tables: Sequence[PageTable] = ()
     drawings: Mapping[str, figures.Draw] = field(default_factory=dict)
-    """Name of a figure -> the function that draws it, which is not called if the page is only printed."""
-    caption: str = ""  # of each figure
+    """Name of a figure -> function that draws the figure. Markdown shows no figures."""
+    caption: str = ""  # shown below every figure
     facts: Sequence[Fact] = ()
     folded: Mapping[str, PageTable | str] = field(default_factory=dict)
-    """Heading -> content that is hidden until the reader clicks on the heading. Markdown leaves it out."""
+    """Heading -> content that is hidden until the reader clicks on the heading. Markdown shows none of it."""
 
 
 def write_sweep_report(output: Path, name: str, summary: Summary) -> None:
     """Write the report of a suite or an ablation as HTML, Markdown and JSON, with its figures and tables.
 
-    The report of a suite also has model_card.md, the evaluation section for the card of the first model.
+    For a suite, also write model_card.md: the evaluation section of the first model's card.
 
     Args:
-        output: the directory of the files.
-        name: file name of the report without suffix.
-        summary: the results of the sweep.
+        output: output directory.
+        name: file name of the report, without suffix.
+        summary: results of the sweep.
     """
     files = {f"{name}.json": to_json(summary.to_dict())}
     if summary.tasks:
@@ -82,7 +91,7 @@ def write_sweep_report(output: Path, name: str, summary: Summary) -> None:
 
 
 def _render_suite_card(summary: Summary) -> str:
-    """Return the evaluation section for the card of the model under test, without published numbers."""
+    """Render the evaluation section of the tested model's card, without published scores."""
     tables_by_task = {}
     for name, task in summary.tasks.items():
         if summary.model in task.models:
@@ -95,11 +104,11 @@ def write_page(output: Path, name: str, summary: Summary, sections: Sequence[Sec
     """Write a page as HTML and Markdown, every figure as PNG and SVG, and every table as CSV.
 
     Args:
-        output: the directory of the files.
-        name: file name of the page without suffix.
-        summary: the results of the sweep, for the title and the names of unfinished trials.
-        sections: the sections of the page.
-        lead: the first paragraph.
+        output: output directory.
+        name: file name of the page, without suffix.
+        summary: results of the sweep; the page shows its title and its unfinished trials.
+        sections: sections of the page.
+        lead: first paragraph.
     """
     drawings: dict[str, figures.Draw] = {}
     for section in sections:
@@ -121,7 +130,7 @@ def write_page(output: Path, name: str, summary: Summary, sections: Sequence[Sec
 
 
 def to_markdown(summary: Summary) -> str:
-    """Return the page of a sweep as Markdown, for a console."""
+    """Render the page of a sweep as Markdown, to be printed on a console."""
     return render("page.md", summary=summary, lead="", sections=build_sections(summary))
 
 
@@ -129,9 +138,9 @@ def to_markdown(summary: Summary) -> str:
 
 
 def build_sections(summary: Summary) -> list[Section]:
-    """Return the sections of a sweep's page, the headlines first."""
+    """Return the sections of a sweep's page, the summary first."""
     colours = figures.assign_colours(summary.models)
-    sections = [_build_headlines_section(summary), *_build_ablation_sections(summary)]
+    sections = [_build_summary_section(summary), *_build_ablation_sections(summary)]
     for name, task in summary.tasks.items():
         sections.append(_build_task_section(name, task, summary.model, colours))
     gaps = task_tables.tabulate_gaps(summary)
@@ -150,21 +159,27 @@ def build_sections(summary: Summary) -> list[Section]:
     return sections
 
 
-def _build_headlines_section(summary: Summary) -> Section:
-    """Return the section that compares the headline metrics of all models or variants."""
+def _build_summary_section(summary: Summary) -> Section:
+    """Compare the headline metrics of all models or variants, and explain the metrics."""
     if not summary.metrics:
-        return Section("Headlines", _explain_headlines(summary), problems=["No trial has finished."])
+        return Section("Summary", _explain_summary(summary), problems=["No trial has finished."])
+    meanings = []
+    for metric in summary.metrics:
+        meaning = _METRIC_MEANINGS.get(metric.rpartition("/")[2])
+        if meaning:
+            meanings.append(Fact(metric, meaning))
     return Section(
-        "Headlines",
-        _explain_headlines(summary),
+        "Summary",
+        _explain_summary(summary),
         tables=[task_tables.tabulate_headlines(summary)],
         drawings={"headlines": partial(figures.draw_headlines, summary)},
-        caption=_HEADLINES_CAPTION,
+        caption=_SUMMARY_CAPTION,
+        facts=meanings,
     )
 
 
-def _explain_headlines(summary: Summary) -> str:
-    """Return the text above the headlines, which tells how to read the deviations and the empty cells."""
+def _explain_summary(summary: Summary) -> str:
+    """Explain the arrows, deviations and empty cells of the summary table."""
     text = "↑ higher is better, ↓ lower is better."
     is_suite = bool(summary.tasks)
     has_several_seeds = False
@@ -180,14 +195,13 @@ def _explain_headlines(summary: Summary) -> str:
     if not is_suite:
         text += (
             " All variants are trained on the same text with the same vocabulary, and measured on the same held-out "
-            "text. A dash means that the objectives of the variant do not define the metric, or that no trial has "
-            "finished."
+            "text. A dash means that the variant's objectives do not define the metric, or that no trial has finished."
         )
     return text
 
 
 def _build_ablation_sections(summary: Summary) -> list[Section]:
-    """Return the sections that only an ablation has: differences between variants, costs, and the paper's results."""
+    """Return the sections that only an ablation has: differences, costs, and the paper's results."""
     sections = []
     differences = task_tables.tabulate_differences(summary)
     if differences:
@@ -206,11 +220,11 @@ def _build_ablation_sections(summary: Summary) -> list[Section]:
 
 
 def _explain_differences(summary: Summary) -> str:
-    """Return the text above the differences between the first variant and all others."""
+    """Explain the table of differences from the first variant."""
     comparisons = len(summary.variants) - 1
     correction = f" with Bonferroni's correction for {comparisons} comparisons" if comparisons > 1 else ""
     return (
-        f"Each difference is the metric of a variant minus the metric of {summary.model} with the same seed. The table "
+        f"Each difference is a variant's metric minus that of {summary.model} with the same seed. The table "
         f"shows the mean ± sample standard deviation, and the {statistics.INTERVAL} of the mean (Student's "
         f"t{correction}). Differences of percentages are in percentage points. An interval without 0 shows a "
         "difference. An interval with 0 does not show that the variants are equal."
@@ -218,21 +232,22 @@ def _explain_differences(summary: Summary) -> str:
 
 
 def _build_task_section(name: str, task: TaskSummary, model_under_test: str, colours: Mapping[str, str]) -> Section:
-    """Return the section of one task with its scores, its figures and how it was measured."""
+    """Build a task's section: its scores, its figures and its protocol."""
+    title = task_tables.get_task_title(name)
     text = task.description
     if statistics.is_share(f"{task.kind}/{task.main}"):
         text += " In percent."
     if task.table != "none":
         text += " Compare published rows with ours only as far as the protocols agree."
     if not task.models:
-        return Section(name, text, problems=[*task.notes, "No trial has finished."], facts=task.protocol)
+        return Section(title, text, problems=[*task.notes, "No trial has finished."], facts=task.protocol)
     score_tables = task_tables.tabulate_task(name, task, model_under_test)
     layer_table = task_tables.tabulate_layers(name, task)
     if layer_table:
         score_tables.insert(0, layer_table)
     grid_table = task_tables.tabulate_grid(task)
     return Section(
-        name,
+        title,
         text,
         problems=task.notes,
         tables=score_tables,
@@ -249,7 +264,7 @@ def _build_task_section(name: str, task: TaskSummary, model_under_test: str, col
 
 
 def write_files(output: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files into a directory. `files` maps a relative path to the content."""
+    """Write files into a directory. `files` maps relative paths to contents."""
     for relative_path, content in files.items():
         path = output / relative_path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,21 +272,21 @@ def write_files(output: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 def to_json(content: Mapping[str, Any]) -> str:
-    """Return the content of a file as JSON that a person can read."""
+    """Format the content of a file as indented JSON."""
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def _to_data_uri(svg: bytes) -> str:
-    """Return an image as a data URI, so that the page needs no other file."""
+    """Encode an image as a data URI, so that the page needs no other file."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
 @cache
 def _load_templates() -> jinja2.Environment:
-    """Return the environment of the page templates, with the filters and functions that they call."""
+    """Load the page templates, with the filters and functions that they use."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        # Only HTML is escaped here: Markdown tables escape their cells themselves.
+        # Escape only HTML: `tables.to_markdown` escapes Markdown.
         autoescape=jinja2.select_autoescape(["html.j2"], default_for_string=False),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -296,12 +311,12 @@ def _load_templates() -> jinja2.Environment:
 
 
 def render(template: str, **context: Any) -> str:
-    """Return the text of a template, filled with the values of `context`."""
+    """Fill a template with the values of `context`."""
     return _load_templates().get_template(f"{template}.j2").render(**context).strip() + "\n"
 
 
 def list_first(names: Sequence[str]) -> str:
-    """Return at most `MAX_NAMES` names as text, followed by the number of those left out: `a, b and 3 more`."""
+    """List up to `MAX_NAMES` names, and count the remaining names: `a, b and 3 more`."""
     text = ", ".join(names[:MAX_NAMES])
     if len(names) > MAX_NAMES:
         text += f" and {len(names) - MAX_NAMES} more"

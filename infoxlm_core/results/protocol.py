@@ -1,6 +1,6 @@
-"""Describe how a task was measured, side by side with how the InfoXLM paper measured it.
+"""Describe our protocol for a task beside the protocol of the InfoXLM paper.
 
-Readers decide from it which numbers they may compare. The paper's protocol is in published.yaml.
+Readers use the description to decide which scores are comparable. The paper's protocol is in published.yaml.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,21 +12,21 @@ from infoxlm_core.tasks import task_of
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fact
 
-# Selection rule -> number of checkpoints, and the development sets that chose them.
+# Selection rule -> number of checkpoints, and the development sets used to choose them.
 _RULES = {"last": "1, last step", "source": "1, dev of the source", "joint": "1, joint dev", "each": "N, own dev"}
 
 
 def describe_rule(selection: Mapping[str, Any] | None, dev_languages: Collection[str] = ()) -> str:
-    """Describe how many checkpoints were chosen and by which development sets, such as `1, dev of the source`.
+    """Describe how checkpoints were chosen: their number and the development sets, such as `1, dev of the source`.
 
     Args:
-        selection: content of selection.json; None for a task that trains nothing.
-        dev_languages: languages whose development sets chose the values of the grid; empty if there was no grid.
+        selection: content of selection.json; None for a task without training.
+        dev_languages: languages of the development sets used to choose grid values; empty without a grid.
     """
     if not selection:
         return "–"
     rule = selection["rule"]
-    uses_same_sets = rule in ("source", "joint")  # the sets of the rule also chose the values of the grid
+    uses_same_sets = rule in ("source", "joint")  # checkpoints and grid values are chosen on the same sets
     if not dev_languages or uses_same_sets:
         return _RULES[rule]
     chosen_by = "joint dev" if len(dev_languages) > 1 else f"dev of {next(iter(dev_languages))}"
@@ -34,11 +34,11 @@ def describe_rule(selection: Mapping[str, Any] | None, dev_languages: Collection
 
 
 def name_setting(suite_task: SuiteTaskConfig, finished_scores: Iterable[Scores]) -> str:
-    """Return the paper's name for how a task transfers between languages.
+    """Return the paper's name for a task's transfer between languages.
 
     Returns:
-        `zero-shot` if the model is trained on English, `translate-test` if it is then tested on translations into
-        English, `translate-train-all` if it is trained on all languages of the task, or else `other`.
+        `zero-shot` if the model is trained on English; `translate-test` if it is also tested on translations into
+        English; `translate-train-all` if it is trained on all languages of the task; otherwise `other`.
     """
     training_languages = set(_list_training_languages(suite_task, finished_scores))
     task_languages = set(task_of(suite_task.settings).order)
@@ -49,7 +49,7 @@ def name_setting(suite_task: SuiteTaskConfig, finished_scores: Iterable[Scores])
 
 
 def _list_training_languages(suite_task: SuiteTaskConfig, finished_scores: Iterable[Scores]) -> list[str]:
-    """Return the training languages that the settings declare, or else those of finished trials."""
+    """Return the training languages declared in the settings. Without declaration, take those of finished trials."""
     declared_languages = task_of(suite_task.settings).list_declared_languages(suite_task.settings)
     if declared_languages:
         return declared_languages
@@ -62,14 +62,14 @@ def _list_training_languages(suite_task: SuiteTaskConfig, finished_scores: Itera
 def compare_protocol(
     suite_task: SuiteTaskConfig, counts: Mapping[str, int], finished_scores: Sequence[Scores]
 ) -> list[Fact]:
-    """List the choices on which the scores of a task depend, ours beside those of the paper.
+    """List the choices that influence a task's scores, ours beside those of the paper.
 
     Scores are comparable only as far as these choices agree.
 
     Args:
         suite_task: the task with its settings.
-        counts: language -> number of questions.
-        finished_scores: the scores of finished trials.
+        counts: number of questions by language.
+        finished_scores: scores of finished trials.
     """
     settings = suite_task.settings
     task = task_of(settings)
@@ -81,11 +81,11 @@ def compare_protocol(
 
 
 def _describe_fine_tuning(suite_task: SuiteTaskConfig, finished_scores: Sequence[Scores]) -> dict[str, str]:
-    """Return the choices of a task's fine-tuning as text: aspect -> choice."""
-    settings: Any = suite_task.settings  # only settings of trained tasks have these fields
+    """Describe the fine-tuning of a task: aspect -> choice."""
+    settings: Any = suite_task.settings  # only settings of fine-tuned tasks have these fields
     learning_rates = suite_task.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,))
     has_grid = any(len(values) > 1 for values in suite_task.grid.values())
-    grid_dev_languages: set[str] = set()  # languages whose development sets chose the values of the grid
+    grid_dev_languages: set[str] = set()
     for scores in finished_scores:
         if has_grid and scores.dev:
             grid_dev_languages.update(scores.dev["languages"])
@@ -113,7 +113,7 @@ def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
 
 
 def _describe_training(suite_task: SuiteTaskConfig, finished_scores: Sequence[Scores]) -> str:
-    """Describe the length of the training, the number of examples and the batch sizes."""
+    """Describe the training: its length, number of examples and batch sizes."""
     settings: Any = suite_task.settings
     if "epochs" in suite_task.grid:
         length = f"{_format_sorted(suite_task.grid['epochs'])} epochs"
@@ -129,5 +129,5 @@ def _describe_training(suite_task: SuiteTaskConfig, finished_scores: Sequence[Sc
 
 
 def _format_sorted(values: Iterable[Any]) -> str:
-    """Return numbers as text, smallest first: `5e-6, 1e-5`."""
+    """Format numbers in ascending order: `5e-6, 1e-5`."""
     return ", ".join(f"{float(value):g}".replace("e-0", "e-") for value in sorted(values))

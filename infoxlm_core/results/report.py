@@ -24,21 +24,21 @@ from infoxlm_core.tasks.task import Fact
 def write_evaluation_report(
     output: Path, scores: Mapping[str, Any], summary: Summary, first_sections: Sequence[Section] = ()
 ) -> None:
-    """Write the report of an evaluation as HTML and Markdown, the model card, scores.json, figures and tables.
+    """Write an evaluation's report as HTML and Markdown, the model card, scores.json, figures and tables.
 
     Args:
-        output: the directory of the files.
-        scores: the content of scores.json.
-        summary: the statistics of these scores.
-        first_sections: sections that come directly after the headlines.
+        output: output directory.
+        scores: content of scores.json.
+        summary: statistics of the scores.
+        first_sections: sections to insert after the summary.
     """
     model = scores["models"][scores["model"]]
     if "merge" in model:
         first_sections = [*first_sections, before_after.build_merge_section(model["merge"])]
     line_counts = count_lines(scores["corpus"])
-    headlines, *task_sections = page.build_sections(summary)
-    sections = [headlines, *first_sections, *task_sections, _build_map_section(scores["models"])]
-    sections.append(Section("Questions", tables=[_tabulate_pairs(scores["pairs"])]))
+    summary_section, *task_sections = page.build_sections(summary)
+    sections = [summary_section, *first_sections, *task_sections, _build_map_section(scores["models"])]
+    sections.append(Section("Test pairs", tables=[_tabulate_pairs(scores["pairs"])]))
     if any(name.startswith("loss/") for name in model["curves"]):
         drawings = {"training": partial(figures.draw_training, model["curves"])}
         sections.append(Section("Training", "Mean losses and accuracies by optimizer step.", drawings=drawings))
@@ -47,7 +47,7 @@ def write_evaluation_report(
     settings = [Fact(name, str(value)) for name, value in scores["settings"].items()]
     sections.append(Section("Settings", facts=settings))
     page.write_page(output, "report", summary, sections, _describe_retrieval(scores))
-    # The card is published with the model, so it has no sentences of the test.
+    # The card is published with the model, so it must not contain test sentences.
     card_tables = []
     for section in first_sections:
         card_tables += [table for table in section.tables if not table.has_sentences]
@@ -56,7 +56,7 @@ def write_evaluation_report(
 
 
 def describe_encoder(encoder: Mapping[str, Any]) -> str:
-    """Return the type and the sizes of an encoder as text, or "" if they are unknown."""
+    """Describe the type and the size of an encoder. Return "" if `encoder` is empty."""
     if not encoder:
         return ""
     size = f"{encoder['layers']} layers × {encoder['hidden']}, {encoder['vocabulary']:,} tokens"
@@ -64,27 +64,27 @@ def describe_encoder(encoder: Mapping[str, Any]) -> str:
 
 
 def _describe_retrieval(scores: Mapping[str, Any]) -> str:
-    """Return the first paragraph of the report, which tells how often the model finds a translation.
+    """Write the report's first paragraph: how often the model finds a translation.
 
-    The paragraph also names the models that may have been trained on the test.
+    The paragraph also names all models that may have been trained on the test.
     """
     model = scores["model"]
     retrieval = scores["models"][model]["tasks"]["retrieval"]
-    served = retrieval["served"]  # the vector that users of the model get
+    served = retrieval["served"]  # the vector that users get
     best = retrieval["best"]
     mean = retrieval["mean"]
     text = (
-        f"For {format_percent(mean['mean'])} % of the held-out sentences, the nearest vector of {model} is that of the"
-        f" translation (chance: {100 * retrieval['chance']:.2f} %). This is the mean of both directions and"
+        f"For {format_percent(mean['mean'])} % of the held-out sentences, {model} finds the translation as the nearest"
+        f" vector (chance: {100 * retrieval['chance']:.2f} %). This is the mean of both directions and"
         f" {len(retrieval['languages'])} languages, with the vectors that users get ({describe_vector(served)})."
-        f" The best layer and pooling on these pairs ({describe_vector(best)}) give {format_percent(best['mean'])} %."
+        f" The best layer and pooling on these pairs ({describe_vector(best)}) reach {format_percent(best['mean'])} %."
     )
     if mean["no_overlap"] is not None:
         share = format_percent(mean["no_overlap"])
-        text += f" Among the pairs that share no token, {share} % are found."
+        text += f" Among the pairs that share no token, it finds {share} %."
     if "centred" in retrieval:
         share = format_percent(retrieval["centred"]["mean"])
-        text += f" After the mean vector of each language is subtracted, {share} % of all pairs are found."
+        text += f" After each language's mean vector is subtracted, it finds {share} % of all pairs."
     suspect_models = [name for name, result in scores["models"].items() if result.get("not_reserved")]
     if suspect_models:
         names = ", ".join(suspect_models)
@@ -93,7 +93,7 @@ def _describe_retrieval(scores: Mapping[str, Any]) -> str:
 
 
 def _build_map_section(models: Mapping[str, Any]) -> Section:
-    """Return the section with a map of sentence vectors for each measured encoder, the model under test last."""
+    """Build the section with a map of sentence vectors per encoder. The model under test comes last."""
     maps: dict[str, SentenceMap] = {}
     for name, result in reversed(list(models.items())):
         if "retrieval" in result["tasks"]:
@@ -101,24 +101,24 @@ def _build_map_section(models: Mapping[str, Any]) -> Section:
     first_map = next(iter(maps.values()))
     pivot, language, *_ = first_map  # lines join the first two languages of a map
     text = (
-        "Each dot is the vector of a held-out sentence, shown in the plane in which the vectors of the model differ "
-        f"most. Lines join the sentences in {pivot} with their translations into {language}. If the vectors are good, "
-        "the lines are short and there are no groups of a single colour."
+        "Each dot is the vector of a held-out sentence, projected onto the plane in which the model's vectors differ "
+        f"most. Lines join sentences in {pivot} and their translations into {language}. If the vectors are good, "
+        "the lines are short and no group of dots has a single colour."
     )
     return Section("Map of the sentences", text, drawings={"map": partial(figures.draw_map, maps)})
 
 
 def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> PageTable:
-    """Tabulate the number of held-out pairs by language, and note which languages have too few for a score."""
+    """Tabulate the number of held-out pairs by language. A note lists the languages with too few pairs for a score."""
     fields = {"held out": "held_out", "drawn": "drawn", "that share no token": "no_overlap"}
     rows = {}
     for label, field in fields.items():
         rows[label] = {language: counts[field] for language, counts in pairs.items()}
-    note = "“share no token”: no token with a letter or digit is on both sides"
+    note = "“share no token”: no token with a letter or digit occurs on both sides"
     unscored_languages = [language for language, counts in pairs.items() if counts["no_overlap"] < FEWEST_UNSHARED]
     if unscored_languages:
         names = ", ".join(unscored_languages)
-        note += f". There is no score of such pairs for {names}: fewer than {FEWEST_UNSHARED} pairs"
+        note += f". No score of such pairs for {names}, because they have fewer than {FEWEST_UNSHARED}"
     return replace(tabulate_counts("pairs", list(pairs), rows), notes=(note,))
 
 
@@ -126,13 +126,13 @@ def count_lines(cleaning_report: Mapping[str, Any] | None) -> dict[str, Any] | N
     """Sum the read, kept and dropped lines of a cleaning report over its files.
 
     Returns:
-        `reasons` why lines were dropped, the most frequent first; the sums `by_kind` and `by_corpus`; and the `kept`
-        lines of each language and kind. None if there is no report.
+        A mapping with the `reasons` for dropping lines, the most frequent first; the sums `by_kind` and `by_corpus`;
+        and the `kept` lines by language and kind. None without a report.
     """
     if not cleaning_report or not cleaning_report.get("files"):
         return None
     files = pd.DataFrame(cleaning_report["files"])
-    dropped = pd.DataFrame([file["dropped"] for file in cleaning_report["files"]])  # a column for each reason
+    dropped = pd.DataFrame([file["dropped"] for file in cleaning_report["files"]])  # one column per reason
     dropped = dropped.fillna(0).astype(int)
     reasons = list(dropped.sum().sort_values(ascending=False).index)
     counts = pd.concat([files, dropped[reasons]], axis=1)
@@ -146,12 +146,7 @@ def count_lines(cleaning_report: Mapping[str, Any] | None) -> dict[str, Any] | N
 
 
 def _build_cleaning_section(line_counts: Mapping[str, Any], warnings: Sequence[str]) -> Section:
-    """Return the section about the cleaning of the training text.
-
-    Args:
-        line_counts: the result of `count_lines`.
-        warnings: warnings of the preparation.
-    """
+    """Build the section about cleaning the training text, from the result of `count_lines`."""
     kinds = list(line_counts["by_kind"])
     columns = ["read", "kept", *line_counts["reasons"]]
     rows = {}
@@ -159,8 +154,8 @@ def _build_cleaning_section(line_counts: Mapping[str, Any], warnings: Sequence[s
         rows[column.replace("_", " ")] = {kind: line_counts["by_kind"][kind][column] for kind in kinds}
     rows_by_corpus = {f"{name} ({kind})": counts for (name, kind), counts in line_counts["by_corpus"].items()}
     return Section(
-        "Text",
-        "Cleaning either kept a line or dropped it for one reason.",
+        "Training text",
+        "Lines read, kept, and dropped by cleaning. Each dropped line is counted under one reason.",
         problems=warnings,
         tables=[tabulate_counts("lines", kinds, rows), tabulate_counts("kept", kinds, line_counts["kept"])],
         folded={"By corpus": tabulate_counts("corpus", columns, rows_by_corpus)},
@@ -170,13 +165,13 @@ def _build_cleaning_section(line_counts: Mapping[str, Any], warnings: Sequence[s
 def describe_run(
     scores: Mapping[str, Any], metrics: Mapping[str, float], datasets: Iterable[Dataset], folder: str
 ) -> str:
-    """Return the description of an evaluated run in MLflow: its model, its text, links to the report, and headlines.
+    """Describe an evaluated run for MLflow: the model, its text, links to the report, and headline metrics.
 
     Args:
-        scores: scores.json of the evaluation.
-        metrics: metrics of the run, perhaps with its hours. Names of other models' metrics begin with the model's name.
-        datasets: the corpora on which the model was trained and evaluated.
-        folder: the folder of the report among the run's files.
+        scores: content of scores.json.
+        metrics: metrics of the run, including costs. Metrics of other models start with the model's name.
+        datasets: corpora on which the model was trained and evaluated.
+        folder: directory of the report among the run's files.
     """
     model = scores["model"]
     encoder = scores["models"][model]["encoder"]
@@ -190,12 +185,12 @@ def describe_run(
     links = f"[Report]({LINK}{folder}/report.html) · [model card]({LINK}{folder}/model_card.md)"
     other_models = [name for name in scores["models"] if name != model]
     table = _tabulate_headlines(model, other_models, metrics)
-    # MLflow shows only the first lines of a description, so the links go before the table.
+    # MLflow shows only the first lines of a description, so the links come before the table.
     return f"{' '.join(sentences)}\n\n{links}\n\n{table}"
 
 
 def _describe_corpora(verb: str, corpora: Sequence[Dataset]) -> list[str]:
-    """Return a sentence with the names and languages of corpora, such as `Trained on mail, in de, en.`, or nothing."""
+    """Name corpora and their languages in a sentence, such as `Trained on mail, in de, en.`; none without corpora."""
     if not corpora:
         return []
     names = ", ".join(corpus.name for corpus in corpora)
@@ -204,7 +199,7 @@ def _describe_corpora(verb: str, corpora: Sequence[Dataset]) -> list[str]:
 
 
 def _tabulate_headlines(model: str, other_models: Sequence[str], metrics: Mapping[str, float]) -> str:
-    """Return a Markdown table of the headlines and costs, with a column for each model."""
+    """Return a Markdown table of headline metrics and costs, one column per model."""
     rows = [["", model, *other_models], ["---"] * (2 + len(other_models))]
     for name in (*HEADLINES, "cost/gpu_hours/all", "cost/cpu_hours/all"):
         if name not in metrics:
@@ -218,18 +213,13 @@ def _tabulate_headlines(model: str, other_models: Sequence[str], metrics: Mappin
 
 
 def remove_metadata(card: str) -> str:
-    """Return a model card without the YAML at its start, which only the Hugging Face hub reads."""
+    """Remove the YAML header of a model card, because only the Hugging Face hub reads it."""
     return re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL)
 
 
 def select_headlines(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the main metrics under names such as `headline/retrieval_served`.
+    """Return the headline metrics under names such as `headline/retrieval_served`.
 
-    MLflow groups metrics by the part before the slash, so the main metrics get a group of their own.
+    MLflow groups metrics by the part before the slash, so the headline metrics form their own group.
     """
-    headlines = {}
-    for name in HEADLINES:
-        if name in metrics:
-            metric = name.replace("/", "_")
-            headlines[f"headline/{metric}"] = metrics[name]
-    return headlines
+    return {f"headline/{name.replace('/', '_')}": metrics[name] for name in HEADLINES if name in metrics}

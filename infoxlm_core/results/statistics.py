@@ -1,4 +1,4 @@
-"""Compute statistics of metrics over seeds, compare variants by them, and name metrics."""
+"""Compute and compare statistics of metrics over seeds, and name metrics."""
 
 import math
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from scipy import special
 from infoxlm_core.tasks import TASKS
 
 CONFIDENCE = 0.95
-"""Level of all intervals: of means over seeds, and of a candidate's gain in the promotion gate."""
+"""Confidence level of all intervals: for means over seeds, and for a candidate's gain in the promotion gate."""
 
 INTERVAL = f"{100 * CONFIDENCE:g} % interval"
-"""The name of an interval in texts."""
+"""Name of an interval in texts."""
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A metric over seeds. A published figure, or one of a single seed, has only a mean."""
+    """A metric over seeds. A published figure or the result of a single seed has only a mean."""
 
     n: int
     mean: float | None
@@ -28,12 +28,12 @@ class Statistic:
 
 
 def summarise_seeds(values: Mapping[int, float | None], comparisons: int = 1) -> Statistic:
-    """Return the mean, sample deviation and confidence interval (Student's t) of a metric over the finite values.
+    """Compute the mean, sample deviation and confidence interval (Student's t) of a metric from its finite values.
 
     Args:
-        values: seed -> value of the metric.
-        comparisons: number of intervals that are reported together. Bonferroni's correction widens each interval, so
-            that all of them contain their true means with probability `CONFIDENCE`.
+        values: values of the metric by seed.
+        comparisons: number of intervals reported together. Bonferroni's correction widens each interval, so that all
+            intervals together contain their true means with probability `CONFIDENCE`.
     """
     by_seed: dict[int, float | None] = {}
     for seed, value in values.items():
@@ -52,15 +52,14 @@ def summarise_seeds(values: Mapping[int, float | None], comparisons: int = 1) ->
 
 
 def compare_seeds(variant: Statistic, reference: Statistic, comparisons: int) -> Statistic:
-    """Return the statistic of the differences between two metrics, over the seeds that both have.
+    """Compute the statistic of a variant's differences from a reference, over the seeds that both have.
 
-    Trials with the same seed read the same data in the same order, so the difference of their metrics varies less than
-    the metrics.
+    Trials with the same seed read the same data in the same order, so differences vary less than the metrics.
 
     Args:
-        variant: the metric of a variant.
-        reference: the same metric of the variant with which it is compared.
-        comparisons: number of variants that are compared with the reference.
+        variant: metric of the variant.
+        reference: same metric of the reference.
+        comparisons: number of variants compared with the reference.
     """
     differences = {}
     for seed, value in variant.values.items():
@@ -71,8 +70,8 @@ def compare_seeds(variant: Statistic, reference: Statistic, comparisons: int) ->
 
 
 def is_share(metric: str) -> bool:
-    """Return whether a metric is a share from 0 to 1, which is shown in percent."""
-    if metric == "probe/retrieval" or metric.endswith("/accuracy"):  # curves of training
+    """Return whether a metric is a share from 0 to 1. Shares are shown in percent."""
+    if metric == "probe/retrieval" or metric.endswith("/accuracy"):  # training curves
         return True
     task_name, _, metric_name = metric.partition("/")
     task_names = {"guard", *TASKS}
@@ -84,7 +83,7 @@ def is_share(metric: str) -> bool:
 
 
 def name_column(metric: str, is_percentage: bool) -> str:
-    """Return a metric's name with its unit and an arrow towards better values."""
+    """Return a metric's name with its unit and an arrow that points to better values."""
     words = [metric, "%"] if is_percentage else [metric]
     is_lower_better = any(part in metric for part in ("perplexity/", "loss/", "transfer_gap"))
     words.append("↓" if is_lower_better else "↑")

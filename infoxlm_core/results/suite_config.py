@@ -1,4 +1,4 @@
-"""The config of a suite: which encoders are measured on which tasks."""
+"""The config of a suite: its encoders and its tasks."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
@@ -51,10 +51,10 @@ class SuiteConfig(StageConfig):
     @model_validator(mode="before")
     @classmethod
     def _read_lists(cls, values: Any) -> Any:
-        """Turn lists of models and tasks, which `listed` returns, into mappings, and resolve `like` of the tasks."""
+        """Convert lists of models and tasks, made by `listed`, to mappings. Resolve the field `like` of tasks."""
         if not isinstance(values, dict):
             return values
-        values = dict(values)  # the caller keeps its mapping
+        values = dict(values)  # the caller's mapping must not change
         if isinstance(values.get("models"), list):
             models = _index_by_name("models", values["models"])
             values["models"] = {name: model.get("source") for name, model in models.items()}
@@ -65,7 +65,7 @@ class SuiteConfig(StageConfig):
         return values
 
     def choose(self, tasks: Sequence[str]) -> Self:
-        """Return the config with only the named tasks, in its own order, or with all tasks if none is named."""
+        """Return a copy with only the named tasks, in the order of the config. Without names, keep all tasks."""
         for name in tasks:
             if name not in self.tasks:
                 raise ConfigError(f"The suite has no task {name!r}. Choose from {', '.join(self.tasks)}.")
@@ -73,7 +73,7 @@ class SuiteConfig(StageConfig):
         return self.model_copy(update={"tasks": chosen})
 
     def listed(self) -> dict[str, Any]:
-        """Return plain values with lists, because Kubeflow loses the order of mappings: the first model is special."""
+        """Return plain values with lists, because Kubeflow loses the order of mappings. The first model is special."""
         values = self.model_dump(mode="json", exclude_none=True)
         return {
             "models": [{"name": name, "source": source} for name, source in values["models"].items()],
@@ -82,10 +82,10 @@ class SuiteConfig(StageConfig):
 
 
 def _inherit_settings(tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to each task the values that it inherits from the earlier task named in its field `like`.
+    """Add inherited values to each task. Its field `like` names an earlier task to inherit from.
 
     Raises:
-        ValueError: there is no earlier task of this name.
+        ValueError: no earlier task has this name.
     """
     resolved: dict[str, Any] = {}
     for name, task in tasks.items():
@@ -101,7 +101,7 @@ def _inherit_settings(tasks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _index_by_name(key: str, items: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """Return name -> the other fields of each item of a list. Raise ValueError if names are missing or repeated."""
+    """Index the items of a list by their field `name`. Raise ValueError if a name is missing or repeated."""
     names = [item.get("name") if isinstance(item, dict) else None for item in items]
     if None in names or len(set(names)) < len(names):
         raise ValueError(f"{key}: every item of the list needs a unique name, not {names}")

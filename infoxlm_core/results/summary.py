@@ -1,6 +1,6 @@
-"""Summarise a sweep: the statistics of every model over its seeds, of the headlines and of each task.
+"""Summarise a sweep: statistics over seeds for every model, of its headline metrics and of each task.
 
-A suite, an ablation and an evaluation have summaries of one form. An ablation has headlines and no tasks, because its
+Suites, ablations and evaluations share one summary format. An ablation has headline metrics but no tasks, because its
 trials log only metrics.
 """
 
@@ -25,38 +25,38 @@ from infoxlm_core.tasks.task import Fact, Task
 
 Metrics = Mapping[str, Statistic]
 OutcomesBySeed = Mapping[str, Mapping[int, Outcomes]]
-"""Variant -> seed -> which questions the model answered correctly."""
+"""Variant -> seed -> questions that the model answered correctly."""
 COSTS = ("steps", "tokens_seen", "cost/cpu_hours/pretrain", "cost/gpu_hours/pretrain")
-"""Metrics of the cost of a pre-training."""
-_TASK_HEADLINES = ("served", "best", "centred", "no_overlap", "mean")  # in the order in which a page shows them
+"""Metrics of the pre-training cost."""
+_TASK_HEADLINES = ("served", "best", "centred", "no_overlap", "mean")  # in display order
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The headlines of one model over its seeds."""
+    """The headline metrics of one model or variant over its seeds."""
 
     what: str  # what a variant changes, or the location of a model
     seeds: tuple[int, ...]
     unfinished: tuple[int, ...]
     metrics: Metrics
-    differences: Metrics = field(default_factory=dict)  # to the first variant of an ablation, over the seeds
-    question_differences: Metrics = field(default_factory=dict)  # the same over the held-out questions
-    costs: Metrics = field(default_factory=dict)  # of the pre-training of an ablation's variant
+    differences: Metrics = field(default_factory=dict)  # from the first variant, with intervals over seeds
+    question_differences: Metrics = field(default_factory=dict)  # from the first variant, intervals over questions
+    costs: Metrics = field(default_factory=dict)  # pre-training costs of an ablation's variant
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One combination of the values of a grid, with its development scores."""
+    """One combination of grid values, with its development scores."""
 
     grid: Mapping[str, Any]
-    dev: float | None  # mean over finished seeds of the development score over all languages
-    by: float | None  # mean over finished seeds of the development score by which grid points are compared
-    seeds: tuple[int, ...]  # the finished seeds
+    dev: float | None  # development score over all languages, averaged over finished seeds
+    by: float | None  # development score by which grid points are compared, averaged over finished seeds
+    seeds: tuple[int, ...]  # finished seeds
 
 
 @dataclass(frozen=True)
 class ModelResult:
-    """One model on one task, with the chosen grid values."""
+    """The result of one model on one task, at the chosen grid point."""
 
     chosen: GridPoint
     grid: tuple[GridPoint, ...]
@@ -68,13 +68,13 @@ class ModelResult:
     transfer_gap: Metrics | None
     within: Statistic | None
     across: Statistic | None
-    details: Mapping[str, Any]  # of the first seed: fields of this task only, such as retrieval's vectors
-    metrics: Metrics  # by metric name in the tracker
+    details: Mapping[str, Any]  # task-specific fields of the first seed's scores, such as retrieval's vectors
+    metrics: Metrics  # by name in the tracker
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSummary:
-    """All models on one task. A model without a finished trial has no row."""
+    """The results of all models on one task. A model without a finished trial is left out."""
 
     kind: str
     description: str
@@ -97,9 +97,9 @@ class Summary:
     title: str
     model: str  # the model under test
     models: Mapping[str, str]  # name -> location of a model, or what a variant changes
-    metrics: tuple[str, ...]  # names of the headlines
+    metrics: tuple[str, ...]  # names of the headline metrics
     variants: Mapping[str, Variant]
-    unfinished: tuple[str, ...]  # names of trials
+    unfinished: tuple[str, ...]  # trial names
     tasks: Mapping[str, TaskSummary]
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,19 +113,19 @@ class Summary:
         return content
 
     def is_share(self, metric: str) -> bool:
-        """Return whether a headline is a share from 0 to 1."""
+        """Return whether a headline metric is a share from 0 to 1."""
         task_name, _, metric_name = metric.partition("/")
         task = self.tasks.get(task_name)
-        # A suite may give a task any name, so the type of the metric is known only by the task's kind.
+        # A suite may give a task any name, so look the metric up by the task's kind.
         kind = task.kind if task else task_name
         return is_share(f"{kind}/{metric_name}")
 
     def name_metrics(self) -> dict[str, float]:
-        """Return the metrics for the tracker: the scores of a suite, or the headlines of an ablation.
+        """Return the metrics for the tracker: the scores of a suite, or the headline metrics of an ablation.
 
-        Names of scores are such as `xnli/mean` and `xnli/en`. Those of other models begin with the model's name.
-        Names of headlines begin with the variant: `full/retrieval/served`, with `/deviation` and `/n`. A variant that
-        is compared with the first one also has `/difference`, `/difference/low` and `/difference/high`.
+        Scores have names such as `xnli/mean` and `xnli/en`. Except for the model under test, the model's name comes
+        first. An ablation's metrics start with the variant: `full/retrieval/served`, followed by `/deviation` and `/n`.
+        Differences from the first variant end in `/difference`, `/difference/low` and `/difference/high`.
         """
         values = self._list_scores() if self.tasks else self._list_headlines()
         return {name: value for name, value in values if value is not None}
@@ -167,31 +167,31 @@ def summarise_metrics(
 
     Args:
         title: title of the page.
-        results: the trials with their metrics, which are empty for an unfinished trial.
-        metrics: names of the metrics to compare; by default the headlines and the paper's tasks, if any trial has them.
-        outcomes: variant -> seed -> the outcomes of a finished trial by question, as far as they are stored.
+        results: trials with their metrics. An unfinished trial has no metrics.
+        metrics: names of the metrics to compare; by default all logged headline metrics and the paper's tasks.
+        outcomes: stored outcomes of finished trials by variant and seed.
 
     Raises:
-        InputError: no trial has a metric that `metrics` names.
+        InputError: no trial logged one of the requested metrics.
     """
     results_by_variant: dict[str, list[tuple[Trial, Mapping[str, float]]]] = {}
     logged_metrics: set[str] = set()
     for trial, values in results:
         results_by_variant.setdefault(trial.model, []).append((trial, values))
         logged_metrics.update(values)
-    headlines = _select_headlines(metrics, logged_metrics)
+    headline_metrics = _select_headlines(metrics, logged_metrics)
     costs = [name for name in COSTS if name in logged_metrics]
     variants: dict[str, Variant] = {}
     unfinished_trials: list[str] = []
     for name, variant_results in results_by_variant.items():
-        variants[name] = _summarise_variant(variant_results, headlines, costs)
+        variants[name] = _summarise_variant(variant_results, headline_metrics, costs)
         unfinished_trials += [trial.name for trial, values in variant_results if not values]
-    variants = _compare_with_first(variants, headlines, outcomes)
+    variants = _compare_with_first(variants, headline_metrics, outcomes)
     return Summary(
         title=title,
         model=next(iter(variants), ""),
         models={name: variant.what for name, variant in variants.items()},
-        metrics=headlines,
+        metrics=headline_metrics,
         variants=variants,
         unfinished=tuple(unfinished_trials),
         tasks={},
@@ -199,9 +199,9 @@ def summarise_metrics(
 
 
 def _compare_with_first(
-    variants: Mapping[str, Variant], headlines: Sequence[str], outcomes: OutcomesBySeed
+    variants: Mapping[str, Variant], headline_metrics: Sequence[str], outcomes: OutcomesBySeed
 ) -> dict[str, Variant]:
-    """Return the variants with their differences to the first one, the baseline."""
+    """Add to each variant its differences from the first variant, the baseline."""
     baseline = next(iter(variants), "")
     comparisons = len(variants) - 1
     compared = {}
@@ -210,18 +210,18 @@ def _compare_with_first(
             compared[name] = variant
             continue
         differences = {}
-        for metric in headlines:
+        for metric in headline_metrics:
             reference = variants[baseline].metrics[metric]
             differences[metric] = compare_seeds(variant.metrics[metric], reference, comparisons)
         question_differences = _compare_answers(
-            outcomes.get(name, {}), outcomes.get(baseline, {}), headlines, comparisons
+            outcomes.get(name, {}), outcomes.get(baseline, {}), headline_metrics, comparisons
         )
         compared[name] = replace(variant, differences=differences, question_differences=question_differences)
     return compared
 
 
 def _select_headlines(requested: Sequence[str], logged_metrics: set[str]) -> tuple[str, ...]:
-    """Return the requested metrics, or by default the main metrics that any trial logged.
+    """Return the requested metrics, or by default all headline metrics that a trial logged.
 
     Raises:
         InputError: no trial logged a requested metric.
@@ -238,50 +238,44 @@ def _select_headlines(requested: Sequence[str], logged_metrics: set[str]) -> tup
 
 
 def _summarise_variant(
-    results: Sequence[tuple[Trial, Mapping[str, float]]], headlines: Sequence[str], costs: Sequence[str]
+    results: Sequence[tuple[Trial, Mapping[str, float]]], headline_metrics: Sequence[str], costs: Sequence[str]
 ) -> Variant:
-    """Summarise the trials of one variant of an ablation.
-
-    Args:
-        results: its trials with their metrics, which are empty for an unfinished trial.
-        headlines: names of the main metrics.
-        costs: names of the metrics of its cost.
-    """
+    """Summarise the trials of one variant. An unfinished trial has no metrics in `results`."""
     values_by_seed = {trial.seed: values for trial, values in results}
     first_trial, _ = results[0]
     return Variant(
         what=first_trial.what,
         seeds=tuple(sorted(trial.seed for trial, _ in results)),
         unfinished=tuple(sorted(trial.seed for trial, values in results if not values)),
-        metrics=_compute_statistics(values_by_seed, headlines),
+        metrics=_compute_statistics(values_by_seed, headline_metrics),
         costs=_compute_statistics(values_by_seed, costs) if costs else {},
     )
 
 
 def _compare_answers(
-    candidate: Mapping[int, Outcomes], reference: Mapping[int, Outcomes], headlines: Sequence[str], comparisons: int
+    candidate: Mapping[int, Outcomes], reference: Mapping[int, Outcomes], metrics: Sequence[str], comparisons: int
 ) -> Metrics:
-    """Return the differences between two variants in shares of correct answers, with intervals over the questions.
+    """Compare the accuracy of two variants. Return each metric's difference with its interval over the questions.
 
-    The answers of a variant to a question are averaged over the seeds that both variants have.
+    The answers to a question are averaged over the seeds that both variants have.
 
     Args:
-        candidate: seed -> answers of a variant.
-        reference: seed -> answers of the variant with which it is compared.
-        headlines: names of the metrics. Those that are not shares of correct answers are left out.
-        comparisons: number of variants that are compared with the reference, for Bonferroni's correction.
+        candidate: the compared variant's answers by seed.
+        reference: the baseline's answers by seed.
+        metrics: metrics to compare. Metrics that are not shares of correct answers are left out.
+        comparisons: number of variants compared with the baseline, for Bonferroni's correction.
     """
     seeds = sorted(candidate.keys() & reference.keys())
     if not seeds:
         return {}
     level = 1 - (1 - CONFIDENCE) / comparisons
     differences = {}
-    for name in headlines:
+    for name in metrics:
         try:
             candidate_scores = evidence.average([candidate[seed] for seed in seeds], name)
             reference_scores = evidence.average([reference[seed] for seed in seeds], name)
             gain = paired_bootstrap(candidate_scores, reference_scores, level=level)
-        except (InputError, ValueError):  # no share of correct answers, such as a perplexity, or different questions
+        except (InputError, ValueError):  # not a share of correct answers, or the variants answered different questions
             continue
         differences[name] = Statistic(gain.questions, gain.gain, interval=(gain.lower, gain.upper))
     return differences
@@ -294,8 +288,8 @@ def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
     """Summarise the scores of a suite: statistics over seeds for every model and task.
 
     Args:
-        config: the suite.
-        results: trial name -> scores, for all finished trials.
+        config: config of the suite.
+        results: scores of all finished trials by trial name.
     """
     planned_trials = [planned_trial.trial for planned_trial in trials.plan(config)]
     tasks = {}
@@ -314,13 +308,13 @@ def summarise_evaluation(
     tasks: Iterable[tuple[Task[Any], Any]],
     scores: Mapping[str, Mapping[str, Scores]],
 ) -> Summary:
-    """Summarise an evaluation, which measures each model once on every task that suits it.
+    """Summarise an evaluation. It measures each model once, on every task that the model supports.
 
     Args:
         title: title of the page.
-        models: name -> description; the first is the model under test.
-        tasks: the tasks with their settings.
-        scores: model -> task -> scores.
+        models: descriptions of the models by name. The first model is the one under test.
+        tasks: tasks with their settings.
+        scores: scores by model and task.
     """
     summaries = {}
     for task, settings in tasks:
@@ -342,28 +336,28 @@ def summarise_evaluation(
 def _join_tasks(
     title: str, models: Mapping[str, str], tasks: Mapping[str, TaskSummary], unfinished: tuple[str, ...]
 ) -> Summary:
-    """Join the summaries of several tasks. The headlines are the main metrics of every task.
+    """Join the summaries of several tasks. The main metrics of every task are headline metrics.
 
     Args:
         title: title of the page.
-        models: name -> location; the first is the model under test.
-        tasks: name -> summary of the task.
+        models: locations of the models by name. The first model is the one under test.
+        tasks: task summaries by task name.
         unfinished: names of unfinished trials.
     """
-    headlines: dict[str, None] = {}  # an ordered set
+    headline_metrics: dict[str, None] = {}  # an ordered set
     metrics_by_model: dict[str, dict[str, Statistic]] = {model: {} for model in models}
     for name, task in tasks.items():
         candidates = [f"{name}/{metric}" for metric in (*_TASK_HEADLINES, task.main, "transfer_gap")]
         for model, result in task.models.items():
             metrics_by_model[model] |= result.metrics
-            headlines |= dict.fromkeys(metric for metric in candidates if metric in result.metrics)
+            headline_metrics |= dict.fromkeys(metric for metric in candidates if metric in result.metrics)
     missing = Statistic(0, None)
     variants = {}
     for model, location in models.items():
-        statistics = {metric: metrics_by_model[model].get(metric, missing) for metric in headlines}
+        statistics = {metric: metrics_by_model[model].get(metric, missing) for metric in headline_metrics}
         variants[model] = Variant(what=location, seeds=(), unfinished=(), metrics=statistics)
     model_under_test = next(iter(models))
-    return Summary(title, model_under_test, dict(models), tuple(headlines), variants, unfinished, tasks)
+    return Summary(title, model_under_test, dict(models), tuple(headline_metrics), variants, unfinished, tasks)
 
 
 def _summarise_suite_task(
@@ -373,9 +367,9 @@ def _summarise_suite_task(
 
     Args:
         name: name of the task.
-        suite_task: its settings, grid and seeds.
-        planned_trials: the trials of the task.
-        scores: trial name -> scores, for all finished trials.
+        suite_task: settings, grid and seeds of the task.
+        planned_trials: all trials of the task.
+        scores: scores of all finished trials by trial name.
     """
     task = task_of(suite_task.settings)
     notes = []
@@ -404,17 +398,17 @@ def _summarise_suite_task(
 
 
 class _GridPointScores(NamedTuple):
-    """The scores of the finished trials of one model at one grid point."""
+    """The scores of one model's finished trials at one grid point."""
 
     grid: Mapping[str, Any]
     scores_by_seed: dict[int, Scores]
 
 
 def _group_by_grid_point(trials_of_model: Sequence[Trial], scores: Mapping[str, Scores]) -> list[_GridPointScores]:
-    """Group the scores of a model's trials by grid point. A grid point without finished trial has no scores."""
+    """Group the scores of a model's trials by grid point. A grid point without a finished trial has no scores."""
     points: dict[str, _GridPointScores] = {}
     for trial in trials_of_model:
-        description = trials.describe_grid_point(trial.grid)  # mappings cannot be keys
+        description = trials.describe_grid_point(trial.grid)  # a mapping cannot be a key
         point = points.setdefault(description, _GridPointScores(trial.grid, {}))
         if trial.name in scores:
             point.scores_by_seed[trial.seed] = scores[trial.name]
@@ -428,8 +422,8 @@ def _summarise_task(
 
     Args:
         task: the task.
-        results: model -> its result.
-        finished_scores: the scores of all finished trials.
+        results: results by model.
+        finished_scores: scores of all finished trials.
     """
     notes = []
     for model, result in results.items():
@@ -448,7 +442,7 @@ def _summarise_task(
     codes = languages.sort_codes(question_counts, task.order)
     metrics = task.metrics[:1]
     if finished_scores:
-        metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))  # without repetitions
+        metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))  # an ordered set
     return TaskSummary(
         kind=task.name,
         description=(task.__doc__ or "").splitlines()[0],
@@ -462,7 +456,7 @@ def _summarise_task(
 
 
 def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, Scores]) -> GridPoint:
-    """Average the development scores of a grid point over its seeds. Without development sets, they are None."""
+    """Average the development scores of a grid point over its seeds. Without development sets, the scores are None."""
     scores_with_dev = [scores for scores in scores_by_seed.values() if scores.dev]
     means = [scores.dev["mean"] for scores in scores_with_dev if scores.dev]
     selection_scores = [_find_selection_score(scores) for scores in scores_with_dev]
@@ -477,8 +471,8 @@ def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, 
 def _find_selection_score(scores: Scores) -> float:
     """Return the development score by which grid points are compared.
 
-    If checkpoints are chosen by the source language, only its score counts: scores of other languages would tune the
-    model on them, and the test would no longer be zero-shot.
+    If checkpoints are chosen by the source language, use only the score of the source language. Scores of other
+    languages would tune the model on these languages, and the test would no longer be zero-shot.
     """
     dev = scores.dev or {}
     score: float = dev["mean"]
@@ -489,10 +483,10 @@ def _find_selection_score(scores: Scores) -> float:
 
 
 def _choose_grid_point(grid_points: Sequence[GridPoint]) -> GridPoint | None:
-    """Return the grid point with the best development score, the first one of equals. Test scores are never used.
+    """Choose the grid point with the best development score; the first point wins a tie. Test scores are never used.
 
-    Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five. Return None
-    if no seed is finished, or if a finished point of a grid has no development score.
+    Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five seeds.
+    Return None if no seed is finished, or if a finished point of a grid has no development score.
     """
     measured = [grid_point for grid_point in grid_points if grid_point.seeds]
     if not measured:
@@ -507,7 +501,7 @@ def _choose_grid_point(grid_points: Sequence[GridPoint]) -> GridPoint | None:
 
 
 def _describe_excluded_points(grid_points: Sequence[GridPoint]) -> str:
-    """Return a sentence about the grid points that could not be chosen, or "" if there are none."""
+    """Explain which grid points could not be chosen. Return "" if all points could be chosen."""
     measured = [grid_point for grid_point in grid_points if grid_point.seeds]
     if not measured or len(grid_points) == 1:
         return ""
@@ -524,7 +518,7 @@ def _describe_excluded_points(grid_points: Sequence[GridPoint]) -> str:
 
 
 def _describe_grid_points(grid_points: Iterable[GridPoint]) -> str:
-    """Return the values of grid points as text."""
+    """List the values of grid points as text."""
     return ", ".join(trials.describe_grid_point(grid_point.grid) for grid_point in grid_points)
 
 
@@ -536,14 +530,14 @@ def _summarise_model(
     chosen: GridPoint,
     grid_points: Sequence[GridPoint],
 ) -> ModelResult:
-    """Summarise one model on one task over the seeds of its chosen grid point.
+    """Summarise one model on one task over the seeds of the chosen grid point.
 
     Args:
         task: the task.
-        task_name: its name in the suite, with which the names of its metrics begin.
-        settings: its settings.
-        scores_by_seed: seed -> scores at the chosen grid point.
-        chosen: the chosen grid point.
+        task_name: name of the task in the suite. The names of its metrics start with it.
+        settings: settings of the task.
+        scores_by_seed: scores at the chosen grid point by seed.
+        chosen: chosen grid point.
         grid_points: all grid points.
     """
     first_scores = next(iter(scores_by_seed.values()))
@@ -553,7 +547,7 @@ def _summarise_model(
     for code in languages.sort_codes(first_scores.languages, task.order):
         language_scores = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
         statistics_by_language[code] = _compute_statistics(language_scores)
-    # Scores of mixed pairs also have a table of all language pairs, which has no statistic.
+    # Scores of mixed pairs also contain a table of all language pairs. No statistic is computed from this table.
     mixed_scores = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
     mixed = _compute_statistics(mixed_scores, ("within", "across")) if mixed_scores else {}
     selections = {seed: scores.selection or {} for seed, scores in scores_by_seed.items()}
@@ -578,10 +572,10 @@ def _summarise_model(
 def _compute_statistics(
     metrics_by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()
 ) -> dict[str, Statistic]:
-    """Return the statistic of each metric over the seeds that have it.
+    """Compute the statistic of each metric over the seeds that have a value of it.
 
     Args:
-        metrics_by_seed: seed -> metric -> value.
+        metrics_by_seed: values by seed and metric.
         names: names of the metrics; by default all.
     """
     selected_names = list(names)

@@ -1,4 +1,4 @@
-"""Tables of a page, and how they are written as text, Markdown and CSV."""
+"""The tables of a page, and their formatting as text, Markdown and CSV."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from infoxlm_core.results.statistics import Statistic
 
 Cell = Statistic | float | str | None
 SENTENCE = "sentence"
-"""Role of a column with sentences of a corpus, which may contain any character."""
+"""Role of a column with corpus sentences. They may contain any character."""
 
 
 def format_percent(share: float | None, decimals: int = 1) -> str:
@@ -31,12 +31,12 @@ def format_hours(number: float) -> str:
 
 
 def format_figure(number: float) -> str:
-    """Format a figure that is not a share, such as a perplexity: with one decimal below 1000, with none above."""
+    """Format a figure that is not a share, such as a perplexity. Figures below 1000 have one decimal."""
     return f"{number:,.1f}" if number < 1000 else f"{number:,.0f}"
 
 
 def format_like_mean(number: float, mean: float) -> str:
-    """Format a mean or its deviation with as many decimals as give the mean four digits."""
+    """Format a mean or its deviation. The number of decimals is chosen so that the mean has four digits."""
     integer_digits = len(str(int(abs(mean))))
     return f"{number:,.{max(0, 4 - integer_digits)}f}"
 
@@ -47,40 +47,40 @@ class Column:
 
     name: str
     format_number: Callable[[float], str] | None = format_percent  # None: `format_like_mean`
-    role: str = ""  # CSS class: `sum` for the mean before all languages, `text` for words, or SENTENCE
-    has_intervals: bool = False  # whether figures are shown with their confidence intervals
+    role: str = ""  # CSS class: `sum` for the leading column of means, `text` for words, or SENTENCE
+    has_intervals: bool = False  # whether to show confidence intervals
 
     def format(self, number: float, mean: float) -> str:
-        """Format a figure, or the deviation of a figure whose mean is `mean`."""
+        """Format a mean or its deviation. `mean` is the mean in both cases."""
         return self.format_number(number) if self.format_number else format_like_mean(number, mean)
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row: a model of ours, or a published model, which has a `source`."""
+    """One row: one of our models, or a published model with its `source`."""
 
     name: str
     cells: tuple[Cell, ...]
     detail: str = ""
-    rule: str = ""  # #M: the number of checkpoints, and how they were chosen
+    rule: str = ""  # #M: number of checkpoints, and how they were chosen
     source: str = ""
-    what: str = ""  # description of the model, shown below its name
-    seeds: int = 0  # finished seeds; a figure of fewer seeds shows its number
+    what: str = ""  # description shown below the model's name
+    seeds: int = 0  # number of finished seeds; a figure from fewer seeds shows their number
     marked: int | None = None  # index of the highlighted cell
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table with rows of our models, and published rows below them."""
+    """A table with the rows of our models, followed by published rows."""
 
-    name: str  # of the CSV file
+    name: str  # name of the CSV file
     title: str
     columns: tuple[Column, ...]
     ours: tuple[Line, ...]
     published: tuple[Line, ...] = ()
     notes: tuple[str, ...] = ()
     head: str = "model"
-    highlighted: str = ""  # name of the rows of ours that are emphasised, usually the model under test
+    highlighted: str = ""  # name of our rows to highlight, usually the model under test
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -93,12 +93,12 @@ class PageTable:
         return any(column.role == SENTENCE for column in self.columns)
 
     def without_published(self) -> "PageTable":
-        """Return the table with only our rows."""
+        """Return a copy with only our rows."""
         return replace(self, published=())
 
 
 def to_statistic(cell: Cell) -> Statistic:
-    """Return the figure of a cell as a statistic. It has no mean if the cell is empty or has text."""
+    """Convert a cell to a statistic. The statistic of an empty cell or a text has no mean."""
     if isinstance(cell, Statistic):
         return cell
     if cell is None or isinstance(cell, str):
@@ -107,9 +107,9 @@ def to_statistic(cell: Cell) -> Statistic:
 
 
 def format_cell(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
-    """Return the mean of a cell and its deviation over seeds as two texts, such as `76.2` and ` ± 0.3`.
+    """Format a cell's mean and its deviation over seeds as two texts, such as `76.2` and ` ± 0.3`.
 
-    If the figure has fewer seeds than the `seeds` of its row, the number of its seeds follows the deviation.
+    If the cell has fewer than `seeds` seeds, their number follows the deviation.
     """
     if isinstance(cell, str):
         return cell, ""
@@ -125,7 +125,7 @@ def format_cell(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
 
 
 def format_interval(column: Column, cell: Cell) -> str:
-    """Return the interval of a cell, `39.5 … 40.8`, or "" if it has none or the column does not show it."""
+    """Format a cell's interval as `39.5 … 40.8`. Return "" without an interval or if the column shows none."""
     interval = to_statistic(cell).interval
     if not column.has_intervals or interval is None:
         return ""
@@ -134,14 +134,14 @@ def format_interval(column: Column, cell: Cell) -> str:
 
 
 def _to_text(column: Column, cell: Cell, seeds: int) -> str:
-    """Return a cell with its deviation and its interval: `40.1 ± 0.3 (39.5 … 40.8)`."""
+    """Format a cell with its deviation and its interval: `40.1 ± 0.3 (39.5 … 40.8)`."""
     text = "".join(format_cell(column, cell, seeds))
     interval = format_interval(column, cell)
     return f"{text} ({interval})" if interval else text
 
 
 def list_sources(tables: Iterable[PageTable]) -> list[str]:
-    """Return the distinct sources of published rows. Rows cite a source by its position in this list."""
+    """List the distinct sources of published rows. Rows cite a source by its position in the list."""
     sources: dict[str, None] = {}  # an ordered set
     for table in tables:
         sources |= dict.fromkeys(line.source for line in table.published)
@@ -149,7 +149,7 @@ def list_sources(tables: Iterable[PageTable]) -> list[str]:
 
 
 def to_text_rows(table: PageTable, sources: Sequence[str] = ()) -> list[list[str]]:
-    """Return a table as rows of text, the heading first. Columns that no row needs are left out."""
+    """Convert a table to rows of text, the heading first. Optional columns without content are left out."""
     lines = table.lines
     columns = [[table.head, *(line.name for line in lines)]]
     if any(line.detail for line in lines):
@@ -166,27 +166,27 @@ def to_text_rows(table: PageTable, sources: Sequence[str] = ()) -> list[list[str
 
 
 def to_markdown(table: PageTable, sources: Sequence[str] = ()) -> str:
-    """Return a table as Markdown, aligned so that it is readable on a console."""
+    """Format a table as Markdown, aligned for reading on a console."""
     heading, *rows = [_escape_row(row, table.has_sentences) for row in to_text_rows(table, sources)]
     return tabulate(rows, heading, tablefmt="github", disable_numparse=True)
 
 
 def _escape_row(row: Sequence[str], has_sentences: bool) -> list[str]:
-    """Escape vertical bars, which would end a cell. In a table with sentences, escape all Markdown."""
+    """Escape vertical bars, because they would end a cell. In a table with sentences, escape all Markdown."""
     if has_sentences:
         return [escape_markdown(cell) for cell in row]
     return [cell.replace("|", r"\|") for cell in row]
 
 
 def escape_markdown(text: str) -> str:
-    """Return any text as one line that Markdown shows literally, inside a table too."""
+    """Escape a text and put it on one line, so that Markdown shows it literally, even inside a table."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", " ".join(text.split()))
 
 
 def to_csv(table: PageTable) -> str:
-    """Return a table as CSV, with shares from 0 to 1.
+    """Format a table as CSV, with shares from 0 to 1.
 
-    The column of a metric is followed by columns for its deviation and for the bounds of its interval.
+    Columns for the deviation and for the bounds of the interval follow the column of a metric.
     """
     rows = []
     for line in table.lines:
@@ -209,12 +209,12 @@ def to_csv(table: PageTable) -> str:
 
 
 def tabulate_counts(head: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, float]]) -> PageTable:
-    """Return a table of whole numbers.
+    """Build a table of whole numbers.
 
     Args:
         head: heading of the first column, and name of the CSV file.
-        columns: names of the columns.
-        rows: name of a row -> column -> number.
+        columns: column names.
+        rows: numbers by row name and column.
     """
     lines = []
     for name, counts in rows.items():

@@ -1,4 +1,4 @@
-"""Build the tables of a sweep: our rows, and below them published rows of the same task and training set."""
+"""Build the tables of a sweep: our rows, followed by published rows for the same task and training set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,19 +23,21 @@ from infoxlm_core.results.tables import (
 )
 
 BEST = "best on this set"
-_BEST_NOTE = f"“{BEST}”: the layer was chosen on these same pairs, so its scores are slightly too high"
+_BEST_NOTE = f"“{BEST}”: the layer was chosen on these same pairs, so the scores are slightly too high"
 _TATOEBA_GROUPS = {
     "14": "14 languages with parallel training text",
     "22": "22 languages without parallel training text",
     "other": "other languages",
 }
 _TITLES = {
-    "f1": "F1",
-    "mean": "accuracy, both directions",
-    "to_pivot": "accuracy, from the other languages",
-    "from_pivot": "accuracy, from the pivot language",
-    "no_overlap": "accuracy, pairs that share no token",
+    "f1": "F1 by language",
+    "mean": "accuracy, mean of both directions",
+    "to_pivot": "accuracy from the other languages to the pivot",
+    "from_pivot": "accuracy from the pivot to the other languages",
+    "no_overlap": "accuracy on pairs that share no token",
 }
+_ACRONYMS = ("xnli", "mlqa", "bucc")
+"""Names of tasks that titles write in capitals."""
 _COST_COLUMNS = {
     "steps": Column("optimizer steps", format_count),
     "tokens_seen": Column("tokens seen", format_count),
@@ -47,16 +49,28 @@ _format_precise_percent = partial(format_percent, decimals=2)
 
 
 def get_title(metric: str) -> str:
-    """Return the name of a metric as titles show it."""
-    return _TITLES.get(metric, metric.replace("_", " "))
+    """Return the title of a table or panel that shows a metric by language, without initial capital."""
+    return _TITLES.get(metric, f"{metric.replace('_', ' ')} by language")
+
+
+def get_task_title(name: str) -> str:
+    """Return the title of a task, such as `Retrieval` or `XNLI`."""
+    for acronym in _ACRONYMS:
+        name = name.replace(acronym, acronym.upper())
+    return _capitalise(name.replace("_", " "))
+
+
+def _capitalise(text: str) -> str:
+    """Change the first letter to a capital. `str.capitalize` would also change all other letters."""
+    return text[:1].upper() + text[1:]
 
 
 def describe_vector(vector: Mapping[str, Any], layers: int | None = None) -> str:
     """Describe how a sentence vector is computed, such as `mean of tokens, layer 8`.
 
     Args:
-        vector: the fields of a `VectorSpec`; here `pooling` and `layer`.
-        layers: number of layers of the encoder. If it is given, the last layer is called `last layer`.
+        vector: mapping with the fields `pooling` and `layer` of a `VectorSpec`.
+        layers: number of encoder layers. If it is given, the last layer is called `last layer`.
     """
     pooling = _POOLINGS.get(vector["pooling"], vector["pooling"])
     layer = "last layer" if vector["layer"] == layers else f"layer {vector['layer']}"
@@ -67,7 +81,7 @@ def describe_vector(vector: Mapping[str, Any], layers: int | None = None) -> str
 
 
 def tabulate_headlines(summary: Summary) -> PageTable:
-    """Tabulate the headline metrics, with a row for every model or variant."""
+    """Tabulate the headline metrics, one row per model or variant."""
     has_several_seeds = any(len(variant.seeds) > 1 for variant in summary.variants.values())
     columns = [_make_headline_column(summary, metric) for metric in summary.metrics]
     if has_several_seeds:
@@ -86,14 +100,14 @@ def tabulate_headlines(summary: Summary) -> PageTable:
 
 
 def _make_headline_column(summary: Summary, metric: str, has_intervals: bool = False) -> Column:
-    """Return the column of a headline: a share in percent, any other figure with four digits."""
+    """Make the column of a headline metric. Shares are shown in percent, other metrics with four digits."""
     is_percentage = summary.is_share(metric)
     format_number = _format_precise_percent if is_percentage else None
     return Column(statistics.name_column(metric, is_percentage), format_number, has_intervals=has_intervals)
 
 
 def tabulate_differences(summary: Summary) -> PageTable | None:
-    """Tabulate the differences of an ablation's variants to the first one. Return None if no seed is in both."""
+    """Tabulate the differences of an ablation's variants from the first. Return None if they share no seed."""
     differences = {name: variant.differences for name, variant in summary.variants.items() if variant.differences}
     if not any(difference.n for by_metric in differences.values() for difference in by_metric.values()):
         return None
@@ -103,7 +117,7 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
 
 
 def tabulate_question_differences(summary: Summary) -> PageTable | None:
-    """Tabulate the differences to the first variant with intervals over the questions. Return None without answers."""
+    """Tabulate the differences from the first variant with intervals over questions. Return None without answers."""
     differences = {name: variant.question_differences for name, variant in summary.variants.items()}
     measured_metrics = {metric for by_metric in differences.values() for metric in by_metric}
     columns = {}
@@ -114,7 +128,7 @@ def tabulate_question_differences(summary: Summary) -> PageTable | None:
 
 
 def tabulate_costs(summary: Summary) -> PageTable | None:
-    """Tabulate the mean costs of pre-training an ablation's variants. Return None if they are unknown."""
+    """Tabulate the mean pre-training cost of an ablation's variants. Return None if no cost is known."""
     means = {}
     columns: dict[str, Column] = {}
     for name, variant in summary.variants.items():
@@ -124,7 +138,7 @@ def tabulate_costs(summary: Summary) -> PageTable | None:
 
 
 def tabulate_published_ablations(summary: Summary) -> PageTable | None:
-    """Tabulate the paper's results for the same variants. Return None if it has none of them."""
+    """Tabulate the paper's results for the same variants. Return None if the paper has none of the variants."""
     columns = {metric: Column(title, _format_precise_percent) for metric, title in published.METRICS.items()}
     return _tabulate_variants(summary, "published-ablations", columns, published.ablations())
 
@@ -136,14 +150,14 @@ def _tabulate_variants(
     cells_by_variant: Mapping[str, Mapping[str, Cell]],
     planned_seeds: Mapping[str, int] = MappingProxyType({}),
 ) -> PageTable | None:
-    """Tabulate figures of an ablation's variants in the order of the ablation. Return None if no variant has any.
+    """Tabulate figures of an ablation, one row per variant. Return None if no variant has figures.
 
     Args:
         summary: the ablation.
         name: name of the table.
-        columns: metric -> its column.
-        cells_by_variant: variant -> metric -> figure.
-        planned_seeds: variant -> number of its seeds. A figure with fewer seeds shows how many it has.
+        columns: mapping from metric to column.
+        cells_by_variant: mapping from variant to figures by metric.
+        planned_seeds: mapping from variant to number of planned seeds. A figure from fewer seeds shows their number.
     """
     lines = []
     for variant in summary.variants:
@@ -160,7 +174,7 @@ def _tabulate_variants(
 
 
 def tabulate_task(name: str, task: TaskSummary, model_under_test: str) -> list[PageTable]:
-    """Tabulate the scores of a task: retrieval by vector, any other task by metric."""
+    """Tabulate a task's scores: by vector for retrieval in a suite, by metric for other tasks."""
     if not task.models:
         return []
     if any("vectors" in result.details for result in task.models.values()):
@@ -171,7 +185,7 @@ def tabulate_task(name: str, task: TaskSummary, model_under_test: str) -> list[P
 
 
 def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
-    """Tabulate a metric by layer, with a row for every model and pooling. The best layer of a model is highlighted."""
+    """Tabulate accuracy by layer, one row per model and pooling. Each model's best layer is highlighted."""
     shares_by_model = {}
     for model, result in task.models.items():
         if result.details.get("by_layer"):
@@ -185,18 +199,18 @@ def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
     for model, shares_by_pooling in shares_by_model.items():
         best_share = max(max(shares) for shares in shares_by_pooling.values())
         for pooling, shares in shares_by_pooling.items():
-            padding = [""] * (layer_count - len(shares))  # other models may have more layers
+            padding = [""] * (layer_count - len(shares))  # another model may have more layers
             best_layer = shares.index(best_share) if best_share in shares else None
             lines.append(Line(model, (*shares, *padding), _POOLINGS.get(pooling, pooling), marked=best_layer))
     columns = tuple(Column(str(layer)) for layer in range(layer_count))
-    return PageTable(f"{name}-by-layer", f"{name}: by layer, both directions", columns, tuple(lines))
+    return PageTable(f"{name}-by-layer", "Accuracy by layer, mean of both directions", columns, tuple(lines))
 
 
 def _average_directions(by_layer: Mapping[str, Any]) -> dict[str, Sequence[float]]:
-    """Return pooling -> shares by layer, each the mean of both directions."""
+    """Return the mean of both directions by layer, for each pooling."""
     means = {}
     for pooling, shares in by_layer.items():
-        has_directions = isinstance(shares, Mapping)  # a suite stores each direction and their mean
+        has_directions = isinstance(shares, Mapping)  # a suite also stores each direction
         means[pooling] = shares["mean"] if has_directions else shares
     return means
 
@@ -204,29 +218,29 @@ def _average_directions(by_layer: Mapping[str, Any]) -> dict[str, Sequence[float
 def _make_language_columns(
     codes: Sequence[str], format_number: Callable[[float], str] = format_percent
 ) -> tuple[Column, ...]:
-    """Return a column for the mean and one for each language."""
+    """Make a column for the mean and a column for each language."""
     mean_column = Column("mean", format_number, role="sum")
     return (mean_column, *(Column(code, format_number) for code in codes))
 
 
 def _tabulate_metric(name: str, task: TaskSummary, metric: str) -> PageTable:
-    """Tabulate one metric by language, beside published rows of the same training setting."""
+    """Tabulate one metric by language, with published rows for the same setting."""
     lines = []
     for model, result in task.models.items():
         scores = [result.languages.get(code, {}).get(metric) for code in task.languages]
         detail = ""
-        if "served" in result.details:  # the vector that users of the model get
+        if "served" in result.details:  # the vector that users get
             detail = describe_vector(result.details["served"])
         rule = result.rule.strip("–")  # a task that trains nothing has no rule
         lines.append(Line(model, (result.mean[metric], *scores), detail, rule))
-    # A published table with several metrics is stored as one table for each metric.
+    # Published results with several metrics are stored as one table per metric.
     published_name = task.table if task.table in published.tables() else f"{task.table}/{metric}"
     published_rows = _select_published_rows(published_name, task.languages, task.setting)
     file_name = name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}"
     format_number = format_percent if is_share(f"{task.kind}/{metric}") else format_figure
     return PageTable(
         file_name,
-        f"{name}: {get_title(metric)}",
+        _capitalise(get_title(metric)),
         _make_language_columns(task.languages, format_number),
         tuple(lines),
         published_rows.lines,
@@ -235,7 +249,7 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str) -> PageTable:
 
 
 def _tabulate_vectors(name: str, task: TaskSummary) -> list[PageTable]:
-    """Tabulate retrieval by group of languages and by direction."""
+    """Tabulate retrieval by language group and direction."""
     tables = []
     for group, codes in _group_languages(task).items():
         for direction in ("to_pivot", "from_pivot"):
@@ -244,7 +258,7 @@ def _tabulate_vectors(name: str, task: TaskSummary) -> list[PageTable]:
 
 
 def _group_languages(task: TaskSummary) -> dict[str, list[str]]:
-    """Return the paper's groups of Tatoeba: group -> languages. Any other test is one group with an empty name."""
+    """Group the languages of Tatoeba as the paper does. Any other test is one group without name."""
     groups: dict[str, list[str]] = {"": list(task.languages)}
     if task.table == "tatoeba":
         groups = {group: [] for group in _TATOEBA_GROUPS}
@@ -254,7 +268,7 @@ def _group_languages(task: TaskSummary) -> dict[str, list[str]]:
 
 
 def _find_tatoeba_group(code: str) -> str:
-    """Return the paper's group of a language."""
+    """Return the group of Tatoeba in which the paper has a language."""
     two_letters = languages.two_letters(code)
     for group in ("14", "22"):
         if two_letters in languages.GROUPS[group]:
@@ -263,22 +277,22 @@ def _find_tatoeba_group(code: str) -> str:
 
 
 def _tabulate_direction(name: str, task: TaskSummary, direction: str, group: str, codes: Sequence[str]) -> PageTable:
-    """Tabulate retrieval in one direction, with a row for every model and vector.
+    """Tabulate retrieval in one direction, one row per model and vector.
 
     Args:
         name: name of the task.
-        task: the results of the task.
+        task: results of the task.
         direction: `to_pivot` or `from_pivot`.
-        group: a group of Tatoeba's languages, or "" for a test without groups.
-        codes: the languages of the group.
+        group: language group of Tatoeba, or "" for a test without groups.
+        codes: languages of the group.
     """
     pivot = task.settings.get("pivot", "en")
     source, target = ("xx", pivot) if direction == "to_pivot" else (pivot, "xx")
-    title = f"{source} → {target}"
+    title = f"Accuracy, {source} → {target}"
     file_suffix = f"{source}-{target}"
     published_rows = _PublishedRows()
     if group:
-        title = f"{_TATOEBA_GROUPS[group]}, {title}"
+        title = f"Accuracy on {_TATOEBA_GROUPS[group]}, {source} → {target}"
         file_suffix = f"{group}-{file_suffix}"
         published_rows = _select_published_rows(f"tatoeba/{group}/{source}_{target}", codes)
     lines = _make_vector_lines(task.models, codes, direction)
@@ -286,11 +300,11 @@ def _tabulate_direction(name: str, task: TaskSummary, direction: str, group: str
     if any(BEST in line.detail for line in lines):
         notes = (_BEST_NOTE, *notes)
     columns = _make_language_columns(codes)
-    return PageTable(f"{name}-{file_suffix}", f"{name}: {title}", columns, tuple(lines), published_rows.lines, notes)
+    return PageTable(f"{name}-{file_suffix}", title, columns, tuple(lines), published_rows.lines, notes)
 
 
 def _make_vector_lines(models: Mapping[str, ModelResult], codes: Sequence[str], direction: str) -> list[Line]:
-    """Return a row for each vector of each model: first the first vector of all models, as in the paper's tables."""
+    """Make a row for each model and vector, ordered by vector as in the paper's tables."""
     first_result = next(iter(models.values()))
     lines = []
     for vector_index in range(len(first_result.details["vectors"])):
@@ -307,19 +321,19 @@ def _make_vector_lines(models: Mapping[str, ModelResult], codes: Sequence[str], 
 
 
 class _PublishedRows(NamedTuple):
-    """Rows of a published table in the columns of our table, and notes on how to read them."""
+    """Published rows, arranged in the columns of our table, and notes about them."""
 
     lines: tuple[Line, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def _select_published_rows(table_name: str, codes: Sequence[str], kind: str = "") -> _PublishedRows:
-    """Return the rows of a published table that may be compared with ours, or nothing if there is no such table.
+    """Select the rows of a published table that are comparable with ours. Without such a table, select none.
 
     Args:
         table_name: name of the table, such as `xnli`.
-        codes: the languages of our columns.
-        kind: return only rows of this kind, such as `zero-shot`. By default, return all rows and name their kinds.
+        codes: languages of our columns.
+        kind: kind of the rows to select, such as `zero-shot`. By default, select all rows and show their kinds.
     """
     table = published.tables().get(table_name)
     if not table:
@@ -343,21 +357,19 @@ def _select_published_rows(table_name: str, codes: Sequence[str], kind: str = ""
         if row.note:
             notes.append(row.note)
     if lines and not has_same_languages:
-        notes.append("the languages differ from the paper's table: published means cover only those shown")
+        notes.append("the languages differ from those of the paper's table, so published means cover only those shown")
     distinct_notes = dict.fromkeys(notes)
     return _PublishedRows(tuple(lines), tuple(distinct_notes))
 
 
 def _average_known(shares: Sequence[float | None]) -> float | None:
-    """Return the mean of shares, or None if one of them is unknown, because a mean of the others would mislead."""
+    """Return the mean of shares, or None if a share is unknown: the mean of a part would mislead."""
     known_shares = [share for share in shares if share is not None]
-    if len(known_shares) < len(shares):
-        return None
-    return fmean(known_shares)
+    return fmean(known_shares) if len(known_shares) == len(shares) else None
 
 
 def tabulate_grid(task: TaskSummary) -> PageTable | None:
-    """Tabulate the development scores of all grid points. Return None if the grid has only one point."""
+    """Tabulate the development scores by grid point. Return None if there is only one grid point."""
     first_result = next(iter(task.models.values()), None)
     if first_result is None or len(first_result.grid) == 1:
         return None
@@ -376,7 +388,7 @@ def tabulate_grid(task: TaskSummary) -> PageTable | None:
 
 
 def tabulate_gaps(summary: Summary) -> PageTable | None:
-    """Tabulate the transfer gap of every fine-tuned task: score of the source language minus the mean of the others."""
+    """Tabulate the transfer gaps by model and task. Return None if no task has a transfer gap."""
     tasks = {}
     for name, task in summary.tasks.items():
         if any(result.transfer_gap for result in task.models.values()):
@@ -391,19 +403,19 @@ def tabulate_gaps(summary: Summary) -> PageTable | None:
     columns = tuple(Column(name) for name in tasks)
     published_lines = tuple(_list_published_gaps(list(tasks.values())))
     return PageTable(
-        "transfer-gap", "Transfer gap, points", columns, tuple(lines), published_lines, highlighted=summary.model
+        "transfer-gap", "Gap by task, in points", columns, tuple(lines), published_lines, highlighted=summary.model
     )
 
 
 def _get_transfer_gap(task: TaskSummary, model: str) -> Statistic | None:
-    """Return the transfer gap of a model in the main metric of a task, if it has one."""
+    """Return a model's transfer gap in a task's main metric, or None if it has none."""
     result = task.models.get(model)
     return result.transfer_gap[task.main] if result and result.transfer_gap else None
 
 
 def _list_published_gaps(tasks: Sequence[TaskSummary]) -> list[Line]:
-    """Return the published rows that have a transfer gap for at least one of the tasks."""
-    # The paper reports gaps only for zero-shot transfer, so columns of other tasks have no published cells.
+    """Return the published transfer gaps of every model that has one in at least one of the tasks."""
+    # The paper reports gaps only for zero-shot transfer, so published rows are empty in all other columns.
     published_columns = [task.table if task.setting == "zero-shot" else "" for task in tasks]
     lines = []
     for row in published.tables()["transfer_gap"].rows:
@@ -414,7 +426,7 @@ def _list_published_gaps(tasks: Sequence[TaskSummary]) -> list[Line]:
 
 
 def tabulate_mixed(summary: Summary) -> list[PageTable]:
-    """Tabulate the scores of text pairs, such as premise and hypothesis, whose texts have the same or two languages."""
+    """Tabulate the scores of text pairs in one language and in two languages."""
     tables = []
     for name, task in summary.tasks.items():
         lines = []
@@ -427,7 +439,7 @@ def tabulate_mixed(summary: Summary) -> list[PageTable]:
         published_rows = published.tables()["mixed"].rows if has_published_rows else ()
         table = PageTable(
             f"{name}-mixed",
-            f"{name}: pairs of texts in one language and in two",
+            f"{get_task_title(name)}: pairs in one language and in two languages",
             (Column("within"), Column("across")),
             tuple(lines),
             tuple(Line(row.model, tuple(row.cells.values()), source=row.source) for row in published_rows),

@@ -1,7 +1,7 @@
-"""Plan the trials of a sweep from a suite's config, check them before any of them starts, and measure them.
+"""Plan the trials of a suite, check them before the first trial starts, and measure them.
 
 A trial of an ablation is one variant with one seed. A trial of a suite is one model on one task, with one seed, at one
-point of the grid; a task that trains nothing has one trial for each model.
+grid point. A task without training has one trial per model.
 """
 
 import itertools
@@ -21,16 +21,16 @@ from infoxlm_core.tasks.scores import Scores
 
 SCORES = "scores.json"
 LINK = "artifact:"
-"""Prefix of links to files of a run; the tracker replaces it with the run's address."""
+"""Prefix of links to a run's files. The tracker replaces the prefix with the run's address."""
 HEADLINES = (
     "retrieval/served", "retrieval/best", "retrieval/no_overlap", "guard/mean", "perplexity/mean",
     "classification/mean", "classification/transfer_gap", "translation/bleu", "translation/mean",
 )  # fmt: skip
-"""Metrics that describe a registered version and compare the variants of an ablation."""
+"""Headline metrics: they describe a registered version and compare an ablation's variants."""
 
 
 def describe_headlines(metrics: Mapping[str, float]) -> list[str]:
-    """Return one line for each main metric of a run, with the value of the model before its training."""
+    """Return one line per headline metric of a run, with the value before the training."""
     lines = []
     for name in HEADLINES:
         if name not in metrics:
@@ -51,10 +51,10 @@ class Trial:
     name: str  # unique in the sweep
     model: str  # in an ablation, the variant
     seed: int
-    task: str = ""  # only in a suite: an ablation measures all tasks of its evaluation
+    task: str = ""  # empty in an ablation, because each trial measures all tasks
     grid: Mapping[str, Any] = field(default_factory=dict)
     what: str = ""  # what a variant changes
-    rank: int = 0  # of a variant in the sweep; the others are compared with the variant of rank 0
+    rank: int = 0  # position of the variant in the sweep; rank 0 is the baseline
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -62,7 +62,7 @@ class Trial:
         seed = int(values["seed"])  # KFP turns 1 into 1.0
         if "variant" in values:
             name = f"{values['variant']} seed {seed}"
-            rank = int(values.get("rank", 0))  # trials of older versions have none
+            rank = int(values.get("rank", 0))  # trials of older releases have no rank
             return cls(name, values["variant"], seed, what=values.get("what", ""), rank=rank)
         grid = {name: _to_int(value) for name, value in values["grid"].items()}
         return cls(values["name"], values["model"], seed, values["task"], grid)
@@ -76,7 +76,7 @@ class PlannedTrial(NamedTuple):
     settings: Settings
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values without None, which KFP does not have."""
+        """Return plain values without None, because KFP has no null."""
         trial_fields = {name: getattr(self.trial, name) for name in ("model", "task", "seed", "grid", "name")}
         return {"point": trial_fields, "source": self.source, "settings": dump_settings(self.settings)}
 
@@ -85,7 +85,7 @@ def plan(config: SuiteConfig) -> list[PlannedTrial]:
     """Plan the trials of a suite: every model with every grid point and seed, task by task.
 
     Raises:
-        ConfigError: names of models are ambiguous, or a grid or its seeds cannot be used.
+        ConfigError: two models have the same metric names, or a grid or its seeds cannot be used.
     """
     _check_model_names(config)
     planned_trials = []
@@ -104,23 +104,23 @@ def plan(config: SuiteConfig) -> list[PlannedTrial]:
 
 
 def _list_grid_points(suite_task: SuiteTaskConfig) -> list[dict[str, Any]]:
-    """Return every combination of the grid's values as field -> value. Without a grid, return one empty combination."""
+    """Return every combination of grid values as a mapping. Without a grid, return one empty mapping."""
     names = sorted(suite_task.grid)
     value_lists = [map(_to_int, suite_task.grid[name]) for name in names]
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*value_lists)]
 
 
 def _to_int(value: Any) -> Any:
-    """Return 16 for 16.0: KFP turns all numbers into floats, and names of trials must not change."""
+    """Convert 16.0 to 16, because KFP converts all numbers to floats and trial names must not change."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:  # larger floats are not exact
         return int(value)
     return value
 
 
 def describe_grid_point(grid: Mapping[str, Any]) -> str:
-    """Return the values of a grid point as text: `batch_size=16 learning_rate=2e-05`.
+    """Describe a grid point by its values: `batch_size=16 learning_rate=2e-05`.
 
-    Fields have their full names, such as `optimization.learning_rate`, if two short names are equal.
+    If two short names are equal, all fields have their full names, such as `optimization.learning_rate`.
     """
     names = [name.rpartition(".")[2] for name in grid]
     if len(set(names)) < len(names):
@@ -129,7 +129,7 @@ def describe_grid_point(grid: Mapping[str, Any]) -> str:
 
 
 def apply_grid_point(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, Any], seed: int) -> Settings:
-    """Return the settings at one point of the grid, with one seed."""
+    """Return the settings of a task at one grid point, with one seed."""
     values = suite_task.settings.model_dump(mode="json")
     for name, value in grid.items():
         set_by_name(values, name, value, f"tasks.{task}.grid.{name}")  # `parse` rejects unknown names
@@ -139,12 +139,12 @@ def apply_grid_point(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, 
 
 
 def dump_settings(settings: Settings) -> dict[str, Any]:
-    """Return settings as plain values without defaults, and without None, which KFP does not have."""
+    """Return settings as plain values, without defaults and None. KFP has no null."""
     return {"task": settings.task, **settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)}
 
 
 def slug(model: str) -> str:
-    """Return a model's name as metric names contain it."""
+    """Convert a model's name to the form used in metric names."""
     return model.lower().replace("_", "-")
 
 
@@ -160,7 +160,7 @@ def _check_model_names(config: SuiteConfig) -> None:
 
 
 def _check_grid_and_seeds(task: str, suite_task: SuiteTaskConfig) -> None:
-    """Raise ConfigError if seeds or grid values of a task are repeated or have no effect."""
+    """Raise ConfigError if a task's seeds or grid values are repeated or have no effect."""
     settings = suite_task.settings
     location = f"tasks.{task}"
     if not task_of(settings).is_finetuned:
@@ -178,17 +178,17 @@ def _check_grid_and_seeds(task: str, suite_task: SuiteTaskConfig) -> None:
 
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
-    """Parse the settings of a trial as those of the task that they name."""
+    """Parse the settings of a trial. Their field `task` selects the kind of settings."""
     return SuiteTaskConfig.parse({"settings": values}).settings
 
 
 def check(task: str, suite_task: SuiteTaskConfig, settings: Settings) -> None:
-    """Read the data of a task once, so that a wrong path or an empty file is found before training.
+    """Read a task's data once, to find wrong paths and empty files before training.
 
     Args:
         task: name of the task in the suite, for error messages.
-        suite_task: the task of the suite, whose grid needs development sets.
-        settings: the settings of the task with local paths.
+        suite_task: task of the suite. Its grid needs development sets.
+        settings: settings of the task with local paths.
 
     Raises:
         InputError: a file is missing, empty or malformed.
@@ -197,17 +197,17 @@ def check(task: str, suite_task: SuiteTaskConfig, settings: Settings) -> None:
     try:
         task_of(settings).check(settings, has_grid)
     except InputError as error:
-        raise type(error)(f"tasks.{task}: {error}") from None  # a subclass, such as ConfigError, stays one
+        raise type(error)(f"tasks.{task}: {error}") from None  # keeps subclasses such as ConfigError
 
 
 def measure_model(settings: Settings, encoder: Path, model: Path, training: Mapping[str, Any], output: Path) -> Scores:
-    """Measure a model on a task, write its predictions and scores.json, and return the scores.
+    """Measure a model on a task, and write its predictions and scores.json.
 
     Args:
         settings: settings of the task.
         encoder: directory of the encoder. Its manifest lists the test files that were removed from its training text.
-        model: directory of the model to measure; the encoder itself if the task trains nothing.
-        training: facts of the fine-tuning: `steps`, `examples`, and `tuned`, the model's location in the store.
+        model: directory of the model to measure; the encoder's directory if the task has no training.
+        training: facts about the fine-tuning: `steps`, `examples`, and `tuned`, the model's location in the store.
         output: directory for scores and predictions.
     """
     task = task_of(settings)
@@ -228,5 +228,5 @@ def measure_model(settings: Settings, encoder: Path, model: Path, training: Mapp
 
 
 def read_scores(path: Path) -> Scores:
-    """Read the scores.json that `measure_model` wrote. Raise InputError if it is malformed."""
+    """Read scores.json, written by `measure_model`. Raise InputError if the file is malformed."""
     return Scores.from_dict(user_files.read_json(path, dict[str, Any], "measure again"), str(path))

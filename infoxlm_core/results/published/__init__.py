@@ -1,4 +1,4 @@
-"""What the InfoXLM paper and others report, read from published.yaml; shares from 0 to 1."""
+"""Results published in the InfoXLM paper and elsewhere, as shares from 0 to 1. They are stored in published.yaml."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +10,7 @@ import yaml
 SOURCE = "InfoXLM (Chi et al. 2020, arXiv 2007.07834v1), Tables 6 and 7: base15 models, means of five runs"
 
 METRICS = {"xnli/mean": "XNLI, accuracy", "mlqa/f1": "MLQA, F1", "mlqa/exact_match": "MLQA, exact match"}
-"""Metrics of the paper's ablations, with their titles."""
+"""Metric of the paper's ablations -> column title."""
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,18 @@ class PublishedRow:
 
     model: str
     size: str  # base or large
-    kind: str  # zero-shot, translate-train-all or translate-test; for Tatoeba the vector
+    kind: str  # zero-shot, translate-train-all or translate-test; for Tatoeba, the vector
     source: str
-    cells: dict[str, float | None]  # column -> share; None if our copy is not legible there
+    cells: dict[str, float | None]  # column -> share; None if illegible in our copy
     mean: float | None = None  # as printed: rounded, and wrong in two rows (see `note`)
-    rule: str = ""  # #M: `1` checkpoint for all languages, `N` for one each; empty if not reported
-    runs: int = 1  # fine-tunings that were averaged; 1 if not reported
+    rule: str = ""  # #M: `1` checkpoint for all languages, `N` for one per language; empty if not reported
+    runs: int = 1  # number of averaged fine-tuning runs; 1 if not reported
     note: str = ""
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """The rows of a published table and the names of its columns."""
+    """A published table: column names and rows."""
 
     columns: tuple[str, ...]
     rows: tuple[PublishedRow, ...]
@@ -38,25 +38,25 @@ class PublishedTable:
 
 @cache
 def _load() -> dict[str, Any]:
-    """Return the content of published.yaml."""
+    """Read published.yaml."""
     content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
     return content
 
 
 def ablations() -> dict[str, dict[str, float]]:
-    """Return the paper's ablations: variant -> metric -> share."""
+    """Return the results of the paper's ablations: variant -> metric -> share."""
     variants: dict[str, dict[str, float]] = _load()["ablations"]
     return variants
 
 
 def protocols() -> dict[str, dict[str, str]]:
-    """Return how the paper measured: table -> aspect of the protocol -> the paper's choice."""
+    """Return the paper's protocols: table -> aspect -> choice."""
     protocol_by_table: dict[str, dict[str, str]] = _load()["protocols"]
     return protocol_by_table
 
 
 def translation() -> PublishedTable:
-    """Return XLM's unsupervised translation: BLEU in percent by direction, a row for each initialisation."""
+    """Return XLM's results in unsupervised translation: BLEU in percent by direction, one row per initialisation."""
     table = _load()["translation"]
     columns = table["columns"].split()
     rows = []
@@ -68,7 +68,7 @@ def translation() -> PublishedTable:
 
 @cache
 def tables() -> dict[str, PublishedTable]:
-    """Return all published tables by name: `xnli`, `mlqa/f1`, `tatoeba/14/xx_en`, `transfer_gap`, `mixed`."""
+    """Return all published tables by name, such as `xnli`, `mlqa/f1`, `tatoeba/14/xx_en` and `transfer_gap`."""
     content = _load()
     tables = {}
     for name, table in content["tables"].items():
@@ -79,12 +79,12 @@ def tables() -> dict[str, PublishedTable]:
 
 
 def _read_row(row: dict[str, Any], columns: list[str], sources: dict[str, str]) -> PublishedRow:
-    """Parse a row of published.yaml. Its scores are percentages, or `?` if they are unknown.
+    """Parse a row of published.yaml. Scores are percentages, or `?` if unknown.
 
     Args:
-        row: the fields of the row.
-        columns: names of the columns of its table.
-        sources: name of a source -> its description.
+        row: fields of the row.
+        columns: column names of the table.
+        sources: descriptions of the sources by name.
     """
     shares: dict[str, float | None] = {}
     for column, percentage in zip(columns, row["cells"].split(), strict=True):

@@ -73,7 +73,7 @@ def test_suite_without_a_finished_trial_has_a_page(tmp_path):
     page.write_sweep_report(tmp_path, "suite", summed(planned, {}))
 
     markdown = (tmp_path / "suite.md").read_text()
-    assert markdown.count("No trial has finished.") == 3  # headlines and two tasks
+    assert markdown.count("No trial has finished.") == 3  # summary and two tasks
     assert "ours xnli seed 12 and 9 more" in markdown
 
 

@@ -134,8 +134,9 @@ def test_report_shows_all_scores_with_escaped_names_and_needs_no_network(evaluat
     output, metrics = evaluation
 
     html = (output / "report.html").read_text()
-    assert read_headings(output) == ["Headlines", "retrieval", "perplexity", "classification", "Transfer gap",
-                                     "Map of the sentences", "Questions", "Training", "Text", "Settings"]  # fmt: skip
+    assert read_headings(output) == ["Summary", "Retrieval", "Perplexity", "Classification", "Transfer gap",
+                                     "Map of the sentences", "Test pairs", "Training", "Training text",
+                                     "Settings"]  # fmt: skip
     assert f"{100 * metrics['retrieval/served']:.2f}" in html
     assert "<td>too short</td><td>6</td>" in html
     assert "&lt;b&gt;no training!" in html and "<b>no" not in html
@@ -225,7 +226,7 @@ def test_encoder_without_language_model_head_and_contrast_layer_is_scored_on_ret
     assert "hidden_states[2]" in (tmp_path / "out/model_card.md").read_text()
     served_vectors = embed_sentences(encoder, ["a1 b2"])
     torch.testing.assert_close(served_vectors, embed_sentences(encoder, ["a1 b2"], 2, "mean"), atol=0, rtol=0)
-    headings = ["Headlines", "retrieval", "Map of the sentences", "Questions", "Text", "Settings"]
+    headings = ["Summary", "Retrieval", "Map of the sentences", "Test pairs", "Training text", "Settings"]
     assert read_headings(tmp_path / "out") == headings
 
 
