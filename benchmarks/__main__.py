@@ -1,4 +1,4 @@
-"""python -m benchmarks [NAME …] [--quick]: compare our speed with that of peers and write one dated result."""
+"""python -m benchmarks [NAME …] [--quick]: compare our speed with other projects and write a dated report."""
 
 import argparse
 import importlib
@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-# Before torch is imported.
+# torch reads these variables when it is imported.
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 NAMES = ("mlm_step", "infoxlm_step", "end_to_end", "finetune_step", "sampler", "memory")
@@ -17,7 +17,7 @@ def main() -> int:
     """Run the named benchmarks and print the path of their report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=" · ".join(NAMES))
-    parser.add_argument("--quick", action="store_true", help="few rounds, the small vocabulary: two minutes")
+    parser.add_argument("--quick", action="store_true", help="few rounds with the small vocabulary; takes two minutes")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("benchmarks").setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Facts about the machine and the code that a figure was measured on, and the most that the machine can do."""
+"""Facts about the machine and the code of a measurement, and the machine's speed limits."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def facts() -> dict[str, Any]:
-    """Return facts about this machine: CPU, memory and GPU, the commit, and the versions of libraries."""
+    """Return facts about this machine and code: CPU, memory, GPU, commit, and library versions."""
     memory = read_field("/proc/meminfo", "MemTotal")
     changes = " with changes" if output_of("git", "status", "--porcelain") else ""
     result: dict[str, Any] = {
@@ -36,7 +36,7 @@ def facts() -> dict[str, Any]:
 
 
 def read_field(file: str, name: str) -> str:
-    """Return the value of the first line `name: value` of a file, or an empty text without file or line."""
+    """Return the value of the first line `name: value` in a file, or "" if the file or the line is missing."""
     if Path(file).is_file():
         for line in Path(file).read_text().splitlines():
             field, _, value = line.partition(":")
@@ -60,13 +60,13 @@ def version(name: str) -> str | None:
 
 
 def pin() -> None:
-    """Compute in one thread, on the last core that this process may use."""
+    """Use one thread, on the last core available to this process."""
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def ceilings() -> dict[str, float]:
-    """Measure the speed limits of one core: GFLOP/s of an fp32 matrix product, and GB/s of a copy."""
+    """Measure the speed limits of one core: fp32 matrix products in GFLOP/s, and copies in GB/s."""
     left = torch.randn(1024, 384)
     right = torch.randn(384, 1536)
     source = torch.empty(2**26)

@@ -1,10 +1,10 @@
 """python -m benchmarks.scale: prepare 10^5 rows and more, and compare the cost per row with datatrove.
 
-The rows are the English and German messages of the programs of the demo, repeated. A word of letters marks each copy,
-because near duplicates are texts that differ in digits only. One copy in ten is not marked, so it is dropped as a
-duplicate. Each case runs in a process of its own. Figures are CPU seconds, so they do not depend on other processes.
+The rows are repeated copies of the demo's English and German messages. A word made of letters marks each copy, because
+texts that differ only in digits are near-duplicates. One copy in ten has no mark and is dropped as a duplicate. Each
+case runs in its own process. Times are CPU seconds, so they do not depend on other processes.
 
-A directory or `s3://bucket/prefix` holds the intermediate files. The peer runs in the environment of `make bench`:
+Intermediate files are in a directory or under `s3://bucket/prefix`. The peer runs in the environment of `make bench`:
 
     python -m benchmarks.scale --rows 100000 1000000 --workers 0 1 2 --peer .venv-peers/bin/python
 """
@@ -29,7 +29,7 @@ from infoxlm_core.config import PreparationConfig
 
 LANGUAGES = ("en", "de")
 FILES_PER_LANGUAGE = 2
-UNMARKED = 10  # one row of ten has no word that marks its copy
+UNMARKED = 10  # one row in ten has no mark
 LETTERS = "bcdfghjklmnpqrstvwxz"
 PEER_TASKS = len(LANGUAGES) * FILES_PER_LANGUAGE
 LARGE_ROWS = (10**9, 10**10)
@@ -39,7 +39,7 @@ ROWS_PER_TASK = 1 << 17
 
 
 def write_rows(folder: Path, row_count: int) -> None:
-    """Write rows of text as JSON Lines, in several files for each language."""
+    """Write rows of text as JSON Lines, in several files per language."""
     folder.mkdir(parents=True)
     for language in LANGUAGES:
         messages = read_messages(language)
@@ -53,7 +53,7 @@ def write_rows(folder: Path, row_count: int) -> None:
 
 
 def read_messages(language: str) -> list[str]:
-    """Return the distinct messages of the demo's translation catalogs in one language."""
+    """Return the distinct messages in the demo's translation catalogs, in one language."""
     from benchmarks.speed import corpus
     from infoxlm_core.corpora import catalogs
 
@@ -62,12 +62,12 @@ def read_messages(language: str) -> list[str]:
         for row in catalogs.read_rows(["de"], "en", Path(source["path"])):
             if row.dropped is None:
                 text = row.texts[LANGUAGES.index(language)]
-                texts[" ".join(text.split())] = None  # our reader makes a row of each line
+                texts[" ".join(text.split())] = None  # one line, because our reader splits rows at line ends
     return list(texts)
 
 
 def mark(text: str, copy: int, is_marked: bool) -> str:
-    """Return a text with a word of letters that differs for each copy."""
+    """Append a word that encodes the number of the copy in letters. Leave the first copy unmarked."""
     if not copy or not is_marked:
         return text
     letters = []
@@ -79,9 +79,9 @@ def mark(text: str, copy: int, is_marked: bool) -> str:
 
 @dataclass
 class MeasuredTask:
-    """Runs a task of the preparation, and returns its CPU seconds and its memory beside its record."""
+    """Runs a preparation task. Returns its record, CPU seconds and peak memory."""
 
-    work: Any  # a partial of a phase's function
+    work: Any  # partial of a phase's function
 
     def __call__(self, number: int) -> tuple[Any, float, float]:
         start_seconds = time.process_time()
@@ -90,7 +90,7 @@ class MeasuredTask:
 
 
 def make_config(text: Path) -> PreparationConfig:
-    """Return the config of a preparation that reads the rows of a folder."""
+    """Make the config for preparing the rows in a folder."""
     corpora = []
     for path in sorted(text.iterdir()):
         language = path.name.partition("-")[0]
@@ -101,7 +101,7 @@ def make_config(text: Path) -> PreparationConfig:
 
 
 def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
-    """Prepare the rows with `workers` processes. Return the CPU time and the memory of the tasks and of the driver."""
+    """Prepare the rows with `workers` processes. Return the CPU time and peak memory of tasks and driver."""
     from components.adapters import storage
     from infoxlm_core.corpora import parallel
     from infoxlm_core.stages import preparation
@@ -112,7 +112,7 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
     phases: set[str] = set()
 
     def measure(work: Any, items: Iterable[Any]) -> Iterator[Any]:
-        phases.add(work.args[0].__name__)  # work is a partial of the function of a phase
+        phases.add(work.args[0].__name__)  # the name of the phase's function
         for record, seconds, memory in run_tasks(MeasuredTask(work), items):
             seconds_of_tasks.append(seconds)
             memory_of_tasks.append(memory)
@@ -127,7 +127,8 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
         digest = digest_rows(output)
         files.delete(*(entry.name for entry in files.entries()))
     task_seconds = sum(seconds_of_tasks)
-    driver_seconds = process_seconds if workers else process_seconds - task_seconds  # alone, it also runs the tasks
+    # Without workers, this process also runs the tasks.
+    driver_seconds = process_seconds if workers else process_seconds - task_seconds
     return {
         "kept": sum(report["languages"]["mono"].values()), "digest": digest, "driver": driver_seconds,
         "tasks": task_seconds, "driver_memory": peak_memory(), "task_memory": max(memory_of_tasks),
@@ -136,7 +137,7 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
 
 
 def digest_rows(corpus: Path) -> str:
-    """Return a digest of all rows of a corpus in their order."""
+    """Return a digest of a corpus's rows in order."""
     digest = hashlib.sha256()
     for path in sorted(corpus.rglob("*.parquet")):
         for batch in pq.ParquetFile(path).iter_batches():
@@ -145,20 +146,20 @@ def digest_rows(corpus: Path) -> str:
 
 
 def peak_memory() -> float:
-    """Return the most memory that this process has used, in MiB. getrusage would include that of its parent."""
+    """Return this process's peak memory in MiB. `getrusage` would include the parent's memory."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) / 2**10
 
 
 def scratch_folder() -> Path:
-    """Return a folder on a disk, because /tmp may be in memory."""
+    """Return a folder on disk, because /tmp may be in memory."""
     folder = Path(os.environ.get("TMPDIR", "/var/tmp"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def clean_document(document: Any) -> bool:
-    """Normalise a document as our preparation does. Return whether it is not dropped."""
+    """Normalise a document as our preparation does. Return whether to keep the document."""
     from infoxlm_core.config import CleaningConfig
     from infoxlm_core.corpora import cleaning
 
@@ -168,14 +169,14 @@ def clean_document(document: Any) -> bool:
 
 
 def near_key_of(document: Any) -> bytes:
-    """Return the text that equal documents share, as in our preparation."""
+    """Return the text by which our preparation recognises near-duplicates."""
     from infoxlm_core.corpora import cleaning
 
     return f"{document.metadata['language']} {cleaning.extract_letters(document.text)}".encode()
 
 
 def run_peer(text: Path) -> dict[str, Any]:
-    """Clean and deduplicate the rows with datatrove's stages, one after another in this process."""
+    """Clean and deduplicate the rows with datatrove, stage by stage in this process."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.dedup.exact_dedup import (
         ExactDedupConfig,
@@ -210,7 +211,7 @@ def run_peer(text: Path) -> dict[str, Any]:
 
 
 def run_case(python: str, *arguments: str) -> dict[str, Any]:
-    """Run one case in a process of its own and return its figures."""
+    """Run one case in its own process and return its figures."""
     command = [python, "-m", "benchmarks.scale", "--case", *arguments]
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
@@ -218,7 +219,7 @@ def run_case(python: str, *arguments: str) -> dict[str, Any]:
 
 
 def describe(rows: int, workers: str, result: dict[str, Any]) -> str:
-    """Return a row of the Markdown table: the cost of preparing `rows` rows with so many workers."""
+    """Format the result of one case as a row of the Markdown table."""
     cpu_seconds = result["tasks"] + result["driver"]
     cells = [
         f"{rows:,}", workers, f"{result['kept']:,}", f"{cpu_seconds / rows * 1e6:.1f}", f"{rows / cpu_seconds:,.0f}",
@@ -229,19 +230,19 @@ def describe(rows: int, workers: str, result: dict[str, Any]) -> str:
 
 
 def estimate_hours(rows: int, result: dict[str, Any], large_rows: int) -> float:
-    """Return the hours that `large_rows` take: the tasks on all cores, and the driver's time for each task."""
+    """Estimate the hours for `large_rows` rows: the tasks on `LARGE_CORES` cores, and the driver's time per task."""
     seconds_per_row = result["tasks"] / rows
     task_count = result["phases"] * large_rows / ROWS_PER_TASK
     return (large_rows * seconds_per_row / LARGE_CORES + TASK_SECONDS * task_count) / 3600
 
 
 def main() -> None:
-    """Run all cases, print a table in Markdown, and estimate the time of larger runs."""
+    """Run all cases, print a Markdown table, and estimate the time of larger runs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000])
     parser.add_argument("--workers", nargs="+", default=["0", "1", "2"])
     parser.add_argument("--files", nargs="+", default=[""], help="s3://bucket/prefix, or '' for a directory")
-    parser.add_argument("--peer", help="the Python of an environment with datatrove and this project")
+    parser.add_argument("--peer", help="Python of an environment with datatrove and this project")
     parser.add_argument("--case", nargs=3, metavar=("TEXT", "WORKERS", "FILES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:

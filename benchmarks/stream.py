@@ -1,7 +1,7 @@
-"""Measure how pre-training reads its text from S3: `python -m benchmarks.stream` needs four minutes and 5 GB of disk.
+"""Measure how fast pre-training reads text from S3: `python -m benchmarks.stream` needs four minutes and 5 GB of disk.
 
-It opens shards of 10^9 tokens, draws the first batch from an S3 server on this machine, and compares the speed of a
-training from a directory with one from the server behind a proxy that adds 20 ms to each request.
+The benchmark opens shards of 10^9 tokens, draws the first batch from a local S3 server, and compares training from a
+directory with training from the server. A proxy in front of the server delays each request by 20 ms.
 """
 
 import multiprocessing
@@ -36,7 +36,7 @@ ROUNDS = 3
 
 
 def make_config(window: int) -> PretrainingConfig:
-    """Return the config of a small training that reads up to `window` tokens ahead."""
+    """Make the config of a small training run that reads up to `window` tokens ahead."""
     values = {
         "model": {"layers": 3, "hidden": 128, "ffn": 512, "heads": 2, "max_tokens": BLOCK_TOKENS},
         "contrast": {"layer": 1},
@@ -69,17 +69,17 @@ def upload(shards: Path) -> None:
 
 
 def make_cache(shards: Path, cache: Path) -> Path:
-    """Return an empty folder for the parts of uploaded shards, which has their manifest."""
+    """Make a cache folder that contains only the manifest of uploaded shards, without their parts."""
     cache.mkdir()
     shutil.copy(shards / manifests.NAME, cache)
     return cache
 
 
 def train(shards: Path, run: Path, source: storage.Store | None = None) -> tuple[list[str], float]:
-    """Train, and print the speed and the share of waiting. Return the losses of all steps and the tokens per second."""
+    """Train, and print the speed and the share of waiting. Return all losses and the tokens per second."""
     pretrain(make_config(window=1), shards, run / "model", run, shards_source=source)
     metrics = [values for _, values in tracker.read(run / tracker.METRICS)]
-    late_metrics = metrics[STEPS // 2 :]  # the first figures, means over ten seconds, include the start
+    late_metrics = metrics[STEPS // 2 :]  # early figures, averaged over ten seconds, include the start-up
     speed = statistics.median(values["tokens_per_second"] for values in late_metrics)
     waiting = statistics.mean(values["data_wait"] for values in late_metrics)
     print(f"{'S3' if source else 'local'}: {speed:.0f} tokens/s, data_wait {waiting:.4f}")
@@ -87,13 +87,13 @@ def train(shards: Path, run: Path, source: storage.Store | None = None) -> tuple
 
 
 def train_alone(shards: Path, run: Path, source: storage.Store | None = None) -> tuple[list[str], float]:
-    """Train in a new process, because the proxy in this one would compete with the training for Python's lock."""
+    """Train in a new process, so that the training and the proxy do not compete for Python's lock."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
         return executor.submit(train, shards, run, source).result()
 
 
 def main(folder: Path) -> None:
-    """Measure opening, the first batch, and whole trainings, and print the results."""
+    """Measure the time to open shards, the first batch, and whole training runs. Print the results."""
     shards = write_shards(folder / "billion", PART_TOKENS, parts=960)
     start = time.monotonic()
     Sampler(open_shards(shards), make_config(window=10**9))
@@ -107,7 +107,7 @@ def main(folder: Path) -> None:
         answer = proxy.next
 
         def answer_late(*request: Any) -> Any:
-            time.sleep(0.02)  # as if the server were far away
+            time.sleep(0.02)  # simulate a distant server
             return answer(*request)
 
         proxy.next = answer_late  # type: ignore[method-assign]
@@ -115,7 +115,7 @@ def main(folder: Path) -> None:
 
 
 def measure_first_batch(folder: Path) -> None:
-    """Print the time until the first batch of large shards on S3."""
+    """Measure the time until the first batch from large shards on S3."""
     shards = write_shards(folder / "large", PART_TOKENS, parts=100)
     upload(shards)
     cache = make_cache(shards, folder / "cache")
@@ -125,8 +125,8 @@ def measure_first_batch(folder: Path) -> None:
 
 
 def compare_training_speed(folder: Path) -> None:
-    """Train from a directory and from S3 in turn, check that the losses are equal, and print the ratio of speeds."""
-    # Six sequences per part: a step of eight sequences uses up as many parts as a step of the config base.
+    """Train from a directory and from S3 in turn, check that the losses are equal, and print the speed ratio."""
+    # With six sequences per part, a step of eight sequences uses as many parts as a step of the config `base`.
     shards = write_shards(folder / "small", 6 * BLOCK_TOKENS, parts=1000)
     upload(shards)
     ratios = []

@@ -1,10 +1,10 @@
 """Check results and measure speed on a GPU, in ten minutes: `make gpu`, or `python3 -m benchmarks.gpu`.
 
 A check compares the GPU with the CPU in a higher precision, or counts events. Each check and each measurement runs in
-its own process, because a process cannot use its GPU after an illegal memory access. Every row is printed and saved as
-one line of JSON as soon as it is known, so that a crash or a time limit loses nothing. Required are torch, numpy,
-pyarrow, pydantic, safetensors, sentencepiece and PyYAML; a check that needs another package fails alone if the package
-is missing. On a machine without a GPU, `--cpu` runs the checks on a small model.
+its own process, because a process cannot use its GPU after an illegal memory access. Every row is printed and saved
+immediately as a line of JSON, so that a crash or a time limit loses nothing. The required packages are torch, numpy,
+pyarrow, pydantic, safetensors, sentencepiece and PyYAML. If an optional package is missing, only the checks that need
+it fail. On a machine without a GPU, `--cpu` runs the checks on a small model.
 """
 
 import argparse
@@ -24,7 +24,7 @@ REQUIRED = ("torch", "numpy", "pyarrow", "pydantic", "safetensors", "sentencepie
 RESULTS = Path(__file__).parents[1] / "results"
 COMMAND = [sys.executable, "-m", "benchmarks.gpu"]
 SECONDS = 300.0
-"""Time limit of one check; a measurement may take four times as long."""
+"""Time limit of a check. A measurement has four times as long."""
 Row = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ def main() -> int:
     """Run the checks and measurements that the options select. Return 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--cpu", action="store_true", help="run the checks on a small model on the CPU; save nothing")
-    parser.add_argument("--full", action="store_true", help="measure base and large instead of base: twice as long")
+    parser.add_argument("--full", action="store_true", help="also measure the model large; takes twice as long")
     parser.add_argument("--only", help="run this check or measurement in this process; save nothing")
     parser.add_argument("--reference", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -52,7 +52,7 @@ def main() -> int:
         checks.save_reference(options.reference, small=options.cpu)
         return 0
     if not options.cpu and not torch.cuda.is_available():
-        print("This machine has no CUDA device. --cpu runs the checks on the CPU.")
+        print("This machine has no CUDA device. Use --cpu to run the checks on the CPU.")
         return 0
     if options.only:
         is_measurement = options.only in speed.FIGURES
@@ -82,7 +82,7 @@ def write_row(row: Row, path: Path | None = None) -> None:
 
 
 def run_check(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield the rows of the check that the options name. If it raises an error, the last row describes the error."""
+    """Yield the rows of the check `options.only`. If the check raises an error, the last row describes the error."""
     from benchmarks.gpu import checks
 
     try:
@@ -107,7 +107,7 @@ def run_all(names: list[str], options: argparse.Namespace, write: Callable[[Row]
 
 
 def run_in_process(name: str, options: argparse.Namespace) -> Iterator[Row]:
-    """Yield the rows that a new process prints, and one more row if the process crashes or reaches its time limit."""
+    """Yield the rows printed by a new process, and a failed row if the process crashes or exceeds its time limit."""
     from benchmarks.gpu import speed
 
     seconds = SECONDS * (4 if name in speed.FIGURES else 1)

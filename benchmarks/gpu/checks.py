@@ -1,6 +1,6 @@
-"""Checks of results on a GPU. Each check yields rows; `ok` in a row tells whether its numbers are within their limit.
+"""Checks of results on a GPU. Each check yields rows. The field `ok` shows whether a row's numbers are within limits.
 
-`small` selects toy sizes, with which the tests run the checks on a CPU.
+`small` selects toy sizes, so that tests can run the checks on a CPU.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 def compare_with_exact(values: Sequence[Tensor], exact: Sequence[Tensor], limit: float, **labels: Any) -> Row:
-    """Return the largest relative error of tensors as a row, with whether it is within the limit."""
+    """Return a row with the largest relative error of tensors, and whether the error is within the limit."""
     distances = []
     for value, exact_value in zip(values, exact, strict=True):
         reference = exact_value.double()
@@ -44,7 +44,7 @@ def compare_with_exact(values: Sequence[Tensor], exact: Sequence[Tensor], limit:
 
 
 def check_attention(small: bool) -> Iterator[Row]:
-    """Compare outputs and gradients of an encoder with fp64, for full and causal attention and for half of the rows."""
+    """Compare an encoder's outputs and gradients with fp64, for full attention, causal attention and half the rows."""
     device = devices.choose()
     generator = torch.Generator().manual_seed(1)
     flash = activate_flash_attention(device)
@@ -54,7 +54,7 @@ def check_attention(small: bool) -> Iterator[Row]:
     batches = {"ragged": [1, 37, 128, 2, 90], "of one token": [1] * 32, "one sequence": [512]}
     for name, lengths in batches.items():
         hidden = torch.randn(sum(lengths), 128, generator=generator)
-        fewest_rows = 1 if flash == "3" else 0  # FlashAttention 3 needs a query of every sequence
+        fewest_rows = 1 if flash == "3" else 0  # FlashAttention 3 needs a query in every sequence
         row_counts = [max(length // 2, fewest_rows) for length in lengths]
         offsets = torch.tensor([0, *lengths]).cumsum(0)
         half_rows = torch.cat([offset + torch.arange(n) for offset, n in zip(offsets, row_counts, strict=False)]).long()
@@ -67,19 +67,19 @@ def check_attention(small: bool) -> Iterator[Row]:
             bf16 = run_layers(encoder, hidden, lengths, device, None, options)
             row_label = "half of each" if "rows" in options else "all"
             labels = {"lengths": name, "causal": options["causal"], "rows": row_label}
-            # Rounding errors of 24 and of 8 bits add up from layer to layer, like noise.
+            # fp32 rounds to 24 bits and bf16 to 8 bits. The errors add up from layer to layer, like noise.
             yield compare_with_exact(fp32, exact, 1e-5, dtype="fp32", **labels)
             yield compare_with_exact(bf16, exact, 4e-2, dtype="bf16", flash=flash, **labels)
 
 
 def run_layers(encoder: Encoder, hidden: Tensor, lengths: Sequence[int], device: torch.device,
                dtype: torch.dtype | None, options: dict[str, Any]) -> list[Tensor]:  # fmt: skip
-    """Return the output of the layers, and the gradients of their input and of their parameters.
+    """Run a copy of an encoder. Return the output and the gradients of the input and the layers' parameters.
 
     Args:
-        encoder: the encoder, of which a copy computes.
-        hidden: (T, d) input of the first layer.
-        lengths: tokens of each sequence.
+        encoder: encoder to copy.
+        hidden: input of the first layer (T, d).
+        lengths: number of tokens in each sequence.
         device: device of the copy.
         dtype: type of weights and activations, or None for fp32 weights under autocast to bf16.
         options: other arguments of `Encoder.run_layers`.
@@ -98,7 +98,7 @@ def run_layers(encoder: Encoder, hidden: Tensor, lengths: Sequence[int], device:
 
 
 def check_dropout(small: bool) -> Iterator[Row]:
-    """Check that attention with dropout keeps its mean and gradient, and does not attend to other sequences."""
+    """Check that dropout preserves the mean and gradient of attention, and that sequences stay separate."""
     device = devices.choose()
     lengths = [1, 37, 128, 2, 90]
     packing = pack(lengths, device)
@@ -107,15 +107,15 @@ def check_dropout(small: bool) -> Iterator[Row]:
         value = torch.ones_like(zeros, requires_grad=True)
         outputs = torch.stack([attend(zeros, zeros, value, packing, packing, 2, dropout=0.1) for _ in range(200)])
         outputs = outputs.double()
-        mean = outputs[:, 1:38].mean().item()  # of 200 x 37 rows x 2 heads, each a mean of 37: 5 deviations are 0.3 %
-        mean_of_one_token = outputs[:, 0].mean().item()  # of 400 values: 5 deviations are 8 %
+        mean = outputs[:, 1:38].mean().item()  # over 200 × 37 rows × 2 heads of 37 keys each: 5 deviations are 0.3 %
+        mean_of_one_token = outputs[:, 0].mean().item()  # over 400 values: 5 deviations are 8 %
         outputs.sum().backward()
         gradient = value.grad.double().mean().item() / 200
         errors = {"mean": abs(mean - 1), "of one token": abs(mean_of_one_token - 1), "gradient": abs(gradient - 1)}
         is_accurate = errors["mean"] < 0.01 and errors["of one token"] < 0.1 and errors["gradient"] < 0.02
         deviation = outputs.std().item()
         yield {"dtype": str(dtype), **errors, "dropped": deviation, "ok": is_accurate and deviation > 0.01}
-        # Each sequence has its number as its values, so that values of another sequence would change its mean.
+        # All values of a sequence are its number, so attention to another sequence would change the mean.
         values = torch.repeat_interleave(torch.arange(1.0, 6.0), torch.tensor(lengths))[:, None].expand(-1, 128)
         output = attend(zeros, zeros, values.to(device, dtype).contiguous(), packing, packing, 2, dropout=0.1)
         means = torch.stack([rows.mean() for rows in output.double().cpu().split(lengths)[1:3]])
@@ -124,7 +124,7 @@ def check_dropout(small: bool) -> Iterator[Row]:
 
 
 def check_loss(small: bool) -> Iterator[Row]:
-    """Compare the gradients of the loss over the vocabulary with fp64, for targets of probabilities up to 0.999."""
+    """Compare the gradients of the vocabulary loss with fp64, for target probabilities up to 0.999."""
     device = devices.choose()
     generator = torch.Generator().manual_seed(1)
     words, width, chunk = (1_000, 64, 64) if small else (32_002, 768, 4096)
@@ -132,7 +132,7 @@ def check_loss(small: bool) -> Iterator[Row]:
     for count, probability in itertools.product(row_counts, (0.5, 0.99, 0.999)):
         weight = F.normalize(torch.randn(words, width, generator=generator)).bfloat16().float()
         targets = torch.randint(words, (count,), generator=generator)
-        # The other words have logits near 0, so this logit gives the target about the probability.
+        # All other words have logits near 0, so this logit gives the target approximately `probability`.
         target_logit = math.log((words - 1) * probability / (1 - probability))
         hidden = weight[targets] * target_logit
         leaves = [hidden.bfloat16().float(), weight, torch.zeros(words)]
@@ -144,14 +144,13 @@ def check_loss(small: bool) -> Iterator[Row]:
         with torch.autocast(device.type, torch.bfloat16):
             total, _ = linear_cross_entropy(*copies, targets.to(device), scale.to(device), max_chunk_rows=chunk)
         total.backward()
-        gradients = [leaf.grad for leaf in copies]
-        exact_gradients = [leaf.grad for leaf in exact]
+        gradients, exact_gradients = ([leaf.grad for leaf in tensors] for tensors in (copies, exact))
         median_probability = float(losses.detach().neg().exp().median())
         yield compare_with_exact(gradients, exact_gradients, 0.01, rows=count, probability=median_probability)
 
 
 def compute_one_step(small: bool) -> tuple[ours.FixedBatchLearner, float, dict[str, Tensor]]:
-    """Compute the gradient of one batch with all objectives. Return the learner, the loss and parameter -> gradient."""
+    """Compute the gradient of one batch with all objectives. Return the learner, the loss and gradients by name."""
     words = 1_000 if small else inputs.VOCABULARIES["32k"]
     size = {"layers": 2, "hidden": 64, "ffn": 128, "heads": 2} if small else speed.SIZES["base"]
     contrast = {"layer": 1 if small else 8, "queue_size": 1024, "temperature": 20.0}
@@ -166,13 +165,13 @@ def compute_one_step(small: bool) -> tuple[ours.FixedBatchLearner, float, dict[s
 
 
 def save_reference(path: Path, small: bool) -> None:
-    """Write the loss and the gradient of one step on this device to a file, from which another process reads them."""
+    """Compute the loss and the gradient of one step on this device, and save them for another process."""
     _, loss, gradient = compute_one_step(small)
     torch.save((loss, gradient), path)
 
 
 def check_step(small: bool) -> Iterator[Row]:
-    """Compare the loss and the gradient of a step in bf16 with those of another process in fp32 on the CPU."""
+    """Compare a step's loss and gradient in bf16 with fp32 on the CPU, computed by another process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "reference.pt"
         command = [sys.executable, "-m", "benchmarks.gpu", f"--reference={path}"]
@@ -191,7 +190,7 @@ def check_step(small: bool) -> Iterator[Row]:
 
 
 def check_repeatability(small: bool) -> Iterator[Row]:
-    """Train twice for three steps and compare the weights, with torch's default and its deterministic kernels."""
+    """Train twice for three steps and compare the weights, with torch's default and with deterministic kernels."""
     on_cpu = devices.choose().type == "cpu"
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
@@ -204,12 +203,12 @@ def check_repeatability(small: bool) -> Iterator[Row]:
             weights.append([parameter.detach().cpu().clone() for parameter in learner.module.parameters()])
         torch.use_deterministic_algorithms(False)
         is_equal = all(torch.equal(first, second) for first, second in zip(*weights, strict=True))
-        must_be_equal = deterministic or on_cpu  # default kernels of a GPU may give other weights
+        must_be_equal = deterministic or on_cpu  # default GPU kernels may give different weights
         yield {"deterministic": deterministic, "equal": is_equal, "ok": is_equal or not must_be_equal}
 
 
 def check_training_after_inference(small: bool) -> Iterator[Row]:
-    """Run an encoder in inference mode, then train it. Training fails if it uses a tensor cached by the inference."""
+    """Run an encoder in inference mode, then train it. Training fails if it reuses tensors cached by inference."""
     device = devices.choose()
     model = Encoder(EncoderSize(vocabulary=100, layers=2, hidden=128, ffn=256, heads=2)).to(device)
     initialise(model, 1)
@@ -225,7 +224,7 @@ def check_training_after_inference(small: bool) -> Iterator[Row]:
 
 
 def check_fewer_gpus_than_workers(small: bool) -> Iterator[Row]:
-    """Check that only as many workers train as there are GPUs, although one more is requested."""
+    """Request one worker more than there are GPUs, and check that only one worker per GPU trains."""
     from components.adapters.torchrun import train
 
     gpus = devices.count_gpus()
@@ -235,22 +234,20 @@ def check_fewer_gpus_than_workers(small: bool) -> Iterator[Row]:
 
 
 def count_workers(run: Path) -> dict[str, Any]:
-    """Return the number of workers, summed over the network that gradients use. This runs in each worker."""
+    """Count the workers over the network that carries gradients. Every worker runs this function."""
     return {"workers": int(distributed.sum_over_workers(torch.ones((), device=distributed.device())))}
 
 
 def check_several_workers(small: bool) -> Iterator[Row]:
-    """Compare small training runs of one and of two workers, whole and sharded, undisturbed and killed."""
+    """Compare small training runs with one or two workers, with or without sharding, and killed or not."""
     from benchmarks.gpu import trainings
 
-    on_cpu = devices.choose().type == "cpu"
-    yield from trainings.compare_losses(
-        2 if on_cpu else devices.count_gpus(), trainings.LIMITS["cpu" if on_cpu else "cuda"]
-    )
+    device = devices.choose().type
+    yield from trainings.compare_losses(2 if device == "cpu" else devices.count_gpus(), trainings.LIMITS[device])
 
 
 def check_waits_for_gpu(small: bool) -> Iterator[Row]:
-    """Count how often the CPU waits for the GPU in a step, and in which lines. Only the end of a step may wait."""
+    """Count how often the CPU waits for the GPU in a step, by line of code. A step may wait once, at its end."""
     learner, _, _ = compute_one_step(small=False)
     batch = inputs.make_batch("ragged", inputs.VOCABULARIES["32k"], 1, ("mlm", "tlm", "xlco"))
     learner.take_step(batch)
@@ -268,18 +265,18 @@ def check_waits_for_gpu(small: bool) -> Iterator[Row]:
             path = "/".join(Path(warning.filename).parts[-3:])
             waits_by_line[f"{path}:{warning.lineno}"] += 1
     waits_per_step = waits_by_line.total() / 3
-    # One wait is needed, for the check of the losses for NaN.
+    # Checking the losses for NaN needs one wait.
     yield {"a step": waits_per_step, "lines": dict(waits_by_line), "ok": waits_per_step <= 1}
 
 
 def check_memory(small: bool) -> Iterator[Row]:
-    """Check that the peak memory of a step of the base model is at most 10 % above what `infoxlm plan` predicts."""
+    """Check that a step of the base model needs at most 10 % more memory than `infoxlm plan` predicts."""
     speed.free_memory()
     learner = speed.make_learner("base", "InfoXLM")
     batch = speed.make_batch("InfoXLM", "full").to("cuda")
     learner.take_step(batch)
     peak_bytes = torch.cuda.max_memory_allocated()
-    config = speed.one_batch_a_step(learner.config, len(batch.key_lengths))
+    config = speed.set_batch_size(learner.config, len(batch.key_lengths))
     planned_bytes = sum(row.value for row in plan.plan_memory(config, speed.WORDS, gpu_count=1))
     yield {"GB": peak_bytes / 1e9, "planned GB": planned_bytes / 1e9, "ok": peak_bytes <= 1.1 * planned_bytes}
 

@@ -1,6 +1,6 @@
-"""Measurements on one GPU in bf16: ceilings of the machine, and whole steps with their MFU.
+"""Measurements on one GPU in bf16: speed limits of the machine, and optimizer steps with their MFU.
 
-Each measurement yields rows. Text is random, and nothing is downloaded.
+Each measurement yields rows. The text is random, and nothing is downloaded.
 """
 
 import functools
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def attempt(measure: Callable[..., Row], *arguments: Any) -> Row:
-    """Return the row that `measure` returns, or its error as a row, so that a size that does not fit stops nothing."""
+    """Return the row made by `measure`. Turn an error into a row, so that the next measurement runs."""
     free_memory()
     try:
         return measure(*arguments)
@@ -46,7 +46,7 @@ def free_memory() -> None:
 
 
 def median_seconds(function: Callable[[], object]) -> float:
-    """Return the median time of a function on the GPU in seconds."""
+    """Return the median time of a function on the GPU, in seconds."""
     for _ in range(WARM_UP):
         function()
     intervals = []
@@ -57,19 +57,19 @@ def median_seconds(function: Callable[[], object]) -> float:
         function()
         end.record()
         intervals.append((start, end))
-    torch.cuda.synchronize()  # the times are known only when the GPU has passed the events
+    torch.cuda.synchronize()  # times are known only after the GPU has passed the events
     return statistics.median(start.elapsed_time(end) for start, end in intervals) / 1e3
 
 
 def product_flops(m: int, k: int, n: int) -> float:
-    """Return the FLOP/s of a bf16 matrix product (m, k) x (k, n)."""
+    """Measure the FLOP/s of a bf16 matrix product (m, k) x (k, n)."""
     first = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     second = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
     return 2 * m * k * n / median_seconds(functools.partial(torch.mm, first, second))
 
 
 def measure_ceilings(full: bool) -> Iterator[Row]:
-    """Measure products of our shapes, a large square product, and a copy."""
+    """Measure matrix products of our shapes, a large square product, and a copy."""
     for shape in ((65_536, 768, 3072), (65_536, 3072, 768), (8_192, 768, 250_048), (8_192, 8_192, 8_192)):
         yield {"product": "x".join(map(str, shape)), "TFLOP/s": product_flops(*shape) / 1e12}
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
@@ -78,7 +78,7 @@ def measure_ceilings(full: bool) -> Iterator[Row]:
 
 
 def measure_steps(full: bool) -> Iterator[Row]:
-    """Measure whole optimizer steps of MLM and InfoXLM, on sentences and on full blocks."""
+    """Measure optimizer steps of MLM and InfoXLM, on sentences and on full blocks."""
     fastest_product = product_flops(8_192, 8_192, 8_192)
     for name in SIZES if full else ["base"]:
         for objective in ("MLM", "InfoXLM"):
@@ -88,9 +88,9 @@ def measure_steps(full: bool) -> Iterator[Row]:
 
 
 def measure_step(name: str, objective: str, shape: str, fastest_product: float) -> Row:
-    """Measure the time and the memory of an optimizer step of a model, such as `base` with the objective `InfoXLM`.
+    """Measure the time and peak memory of an optimizer step.
 
-    MFU (model FLOPs utilisation) counts only FLOPs that a step needs: no padding, and the head on masked rows alone.
+    MFU (model FLOPs utilisation) counts only the FLOPs that a step needs: no padding, and the head only on masked rows.
     """
     learner = make_learner(name, objective)
     batch = make_batch(objective, shape).to("cuda")
@@ -106,7 +106,7 @@ def measure_step(name: str, objective: str, shape: str, fastest_product: float) 
 
 
 def make_batch(objective: str, shape: str) -> PackedBatch:
-    """Return about 65,000 random tokens: sequences of 512 and views of 128 tokens if they are full, or of sentences."""
+    """Make a batch of about 65,000 random tokens: sentences, or full sequences (512 tokens) and views (128 tokens)."""
     rng = np.random.default_rng(inputs.SEED)
     tokens = {"mlm": 512, "tlm": 512, "query": 128, "key": 128}
     sentences = {"mlm": 1, "tlm": 2, "query": 2, "key": 2}
@@ -121,15 +121,15 @@ def make_batch(objective: str, shape: str) -> PackedBatch:
 
 
 def make_learner(name: str, objective: str) -> ours.FixedBatchLearner:
-    """Return our learner on the GPU, with random weights."""
+    """Make our learner on the GPU, with random weights."""
     objectives = {"tlm": 0, "xlco": 0} if objective == "MLM" else {}
     contrast = {"layer": CONTRAST_LAYER[name], "queue_size": QUEUE}
     config = inputs.make_config(SIZES[name], objectives=objectives, contrast=contrast, optimization={"warmup_steps": 0})
     return ours.FixedBatchLearner(config, ours.make_model(config, WORDS, noise=False).cuda())
 
 
-def one_batch_a_step(config: PretrainingConfig, samples: int) -> PretrainingConfig:
-    """Return the config of a run whose step is one micro-batch of `samples` samples of each objective."""
+def set_batch_size(config: PretrainingConfig, samples: int) -> PretrainingConfig:
+    """Return a config with one micro-batch per step, of `samples` samples of each objective."""
     values = config.model_dump(mode="json")
     values["batches"] |= {"global_batch_size": samples, "virtual_shards": 1, "micro_batch_size": samples}
     return PretrainingConfig.parse(values)

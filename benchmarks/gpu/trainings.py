@@ -1,6 +1,6 @@
-"""Compare small training runs of one and of two workers, whole and sharded, undisturbed and killed.
+"""Compare small training runs with one or two workers, with or without sharding, and killed or not.
 
-torchrun starts the workers, which communicate by NCCL on GPUs and by gloo on CPUs.
+torchrun starts the workers. They communicate through NCCL on GPUs and through gloo on CPUs.
 """
 
 import os
@@ -31,15 +31,15 @@ WORDS = 1_000
 STEPS = 12
 DIES_AT = 8
 LIMITS = {"cpu": 1e-4, "cuda": 2e-2}
-"""Relative differences of losses: fp32 sums in another order on CPUs, 12 steps rounded to bf16 on GPUs."""
+"""Largest relative differences of losses. The order of fp32 sums differs on CPUs; GPUs round 12 steps to bf16."""
 
 
 class Training(NamedTuple):
-    """One training run, and in `like` the name of an earlier training run with the same losses."""
+    """One training run."""
 
     name: str
     workers: int
-    like: str = ""
+    like: str = ""  # name of an earlier training run with the same losses
     sharded: bool = False
     killed: bool = False
 
@@ -54,7 +54,7 @@ TRAININGS = (
 
 
 class DiesOnce(tracker.FileTracker):
-    """Kills its worker after step `DIES_AT`, but only once."""
+    """A tracker that kills its worker after step `DIES_AT`, but only once."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
         super().log(step, values)
@@ -65,11 +65,11 @@ class DiesOnce(tracker.FileTracker):
 
 
 def compare_losses(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
-    """Compare the losses of training runs that should be equal, and yield a row for each run.
+    """Compare training runs that should have equal losses. Yield one row per run.
 
     Args:
-        gpus: number of GPUs; training runs with more workers are skipped. On a CPU, the largest number of workers.
-        limit: relative difference of losses up to which a row is `ok`.
+        gpus: number of GPUs, or on a CPU the largest number of workers. Runs with more workers are skipped.
+        limit: largest relative difference of losses.
     """
     losses: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory(prefix="infoxlm-gpu-") as folder:
@@ -80,9 +80,8 @@ def compare_losses(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
                 continue
             run = Path(folder) / training.name.replace(" ", "-").replace(",", "")
             run.mkdir()
-            torchrun.launch_training(
-                train, training.workers, run, text=text, sharded=training.sharded, killed=training.killed
-            )
+            options = {"sharded": training.sharded, "killed": training.killed}
+            torchrun.launch_training(train, training.workers, run, text=text, **options)
             step_losses = []
             for _, values in tracker.read(run / tracker.METRICS):
                 step_losses.append([values["loss/mlm"], values["loss/tlm"], values["loss/xlco"]])
@@ -98,7 +97,7 @@ def compare_losses(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
 
 
 def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
-    """Train in one worker, as the stage does, and export nothing."""
+    """Train in one worker as the pre-training stage does, but without export."""
     config = PretrainingConfig.parse({
         "model": {"layers": 2, "hidden": 128, "ffn": 256, "heads": 2, "max_tokens": 64, "sharded": sharded,
                   "compiled": False},
@@ -121,7 +120,7 @@ def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
 
 
 def write_shards(directory: Path) -> Path:
-    """Write random text, 500 sentences and 200 pairs, and return its directory."""
+    """Write shards of random text, with 500 sentences and 200 pairs. Return their directory."""
     rng = np.random.default_rng(inputs.SEED)
 
     def draw_rows(count: int, last_token: int | None = None) -> pa.LargeListArray:

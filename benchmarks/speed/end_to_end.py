@@ -1,7 +1,6 @@
-"""Training on real text, data included: our sampler, loader and step beside the Trainer of transformers.
+"""Train on real text, including the data loading: our sampler, loader and step beside transformers' Trainer.
 
-Both train masked LM on translation pairs, one pair per sequence, drawn in proportion. The catalogs decide how long the
-sequences are. Real tokens are counted on both sides.
+Both train a masked LM on translation pairs from message catalogs, one pair per sequence. Token counts exclude padding.
 """
 
 from dataclasses import replace
@@ -19,7 +18,7 @@ from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 
 BATCH = 16
-SIDE = 62  # largest number of tokens of a side; longer sides are cut, as in the demo
+SIDE = 62  # largest number of tokens per side; longer sides are cut, as in the demo
 WORDS = inputs.VOCABULARIES["32k"]
 
 
@@ -29,9 +28,9 @@ def run(quick: bool) -> list[Case]:
 
 
 def compare_steps(path: Path, rounds: int, steps: int) -> Case:
-    """Time training with TLM alone, ours and the Trainer's, in rounds of `steps` optimizer steps."""
+    """Time our training and the Trainer's, with TLM only, in rounds of `steps` optimizer steps."""
     shards = open_shards(path)
-    # The text has its own vocabulary; the model gets as many words as in the other benchmarks.
+    # The text has a small vocabulary, but the model gets the vocabulary size of the other benchmarks.
     shards = replace(shards, manifest={"facts": shards.manifest["facts"] | {"vocabulary_size": WORDS}})
     batches = {"global_batch_size": BATCH, "virtual_shards": 1, "micro_batch_size": BATCH, "alpha": 1.0}
     config = inputs.make_config(
@@ -48,14 +47,13 @@ def compare_steps(path: Path, rounds: int, steps: int) -> Case:
         case.about[name] = (
             f"transformers Trainer, DataCollatorForLanguageModeling, fused AdamW, {sampling}; text tokenized before"
         )
-        variants[name] = trainer.TrainerRounds(
-            peers.HuggingFace(model).model, rows, collate, sampling, BATCH, steps
-        ).run
+        peer = peers.HuggingFace(model).model
+        variants[name] = trainer.TrainerRounds(peer, rows, collate, sampling, BATCH, steps).run
     return measure(case, variants, rounds)
 
 
 def tokenize_pairs(sampler: Sampler) -> list[dict[str, list[int]]]:
-    """Return every translation pair of the shards as one tokenized sequence, as in our training."""
+    """Return all translation pairs in the shards as tokenized sequences, laid out as in our training."""
     sequences = []
     for table in sampler.pairs:
         pairs = table.read_pairs()

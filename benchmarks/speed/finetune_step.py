@@ -1,8 +1,7 @@
-"""Fine-tuning a classifier of sentence pairs: our step beside the Trainer of transformers.
+"""Fine-tune a classifier of sentence pairs: our step beside transformers' Trainer.
 
-The pairs are as long as those of XNLI: lengths follow the percentiles of its English development set in XLM-R's tokens,
-on average 25.4 of a premise and 12.5 of a hypothesis. 32 random pairs are 39 % padding. The text is that of catalogs,
-cut to these lengths.
+Lengths follow the percentiles of XNLI's English development set in XLM-R tokens: on average 25.4 tokens per premise
+and 12.5 per hypothesis. A batch of 32 random pairs contains 39 % padding. The text comes from message catalogs.
 """
 
 import tempfile
@@ -31,7 +30,7 @@ BATCH = 32
 PAIRS = 6_400
 LABELS = ("contradiction", "entailment", "neutral")
 PERCENTS = (0, 1, 5, 25, 50, 75, 95, 99, 100)
-PREMISE = (5, 6, 9, 16, 24, 34, 46, 54, 62)  # tokens at these percents
+PREMISE = (5, 6, 9, 16, 24, 34, 46, 54, 62)  # lengths in tokens at these percentiles
 HYPOTHESIS = (4, 5, 6, 9, 12, 15, 21, 26, 31)
 CONFIG = ClassificationConfig.parse({
     "batch_size": BATCH, "micro_batch_size": BATCH, "dropout": 0.0, "head_dropout": 0.0,
@@ -51,13 +50,13 @@ def run(quick: bool) -> list[Case]:
 def compare_steps(
     text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps: int, size: dict | None = None
 ) -> Case:
-    """Check that our step and the Trainer's have the same loss and gradient, then time `steps` steps a round."""
+    """Check that our step and the Trainer have equal losses and gradients, then time `steps` steps per round."""
     words = inputs.VOCABULARIES[vocabulary]
     task = make_task(text)
     model, peer = make_models(size or {}, words, tokenizer)
     batch_count = PAIRS // BATCH
     lengths = task.examples.lengths[: batch_count * BATCH].reshape(batch_count, BATCH)
-    padded_lengths = lengths.max(axis=1)  # tokens of each pair of a batch after padding
+    padded_lengths = lengths.max(axis=1)  # length of all pairs in a batch after padding
     padding = float(1 - lengths.sum() / (BATCH * padded_lengths).sum())
     name = f"finetune_step, {vocabulary}"
     case = Case(name, {"steps a round": steps, "pairs a step": BATCH, "words": words, "padding": padding})
@@ -74,7 +73,7 @@ def make_learner(model: task_models.TaskModel, task: Training) -> TaskLearner:
 
 
 def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int) -> dict:
-    """Return name -> variant of the Trainer: with random batches, and with batches of similar lengths."""
+    """Make variants of the Trainer with random batches and with batches of similar lengths."""
     rows = []
     for index, label in enumerate(task.targets):
         rows.append({"input_ids": task.examples.take([index]).ids.tolist(), "labels": int(label)})
@@ -90,11 +89,11 @@ def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, 
 
 
 def make_task(text: np.ndarray, pairs: int = PAIRS) -> Training:
-    """Return sentence pairs for classification, with consecutive tokens of the text and random labels."""
+    """Make sentence pairs for classification from consecutive tokens of the text, with random labels."""
     rng = np.random.default_rng(inputs.SEED)
     premise_lengths = draw_lengths(rng, pairs, PREMISE)
     hypothesis_lengths = draw_lengths(rng, pairs, HYPOTHESIS)
-    text = np.resize(text, int(premise_lengths.sum() + hypothesis_lengths.sum()))  # repeats a short text
+    text = np.resize(text, int(premise_lengths.sum() + hypothesis_lengths.sum()))  # repeats the text if it is short
     rows = []
     start = 0
     for premise_length, hypothesis_length in zip(premise_lengths, hypothesis_lengths, strict=True):
@@ -108,12 +107,12 @@ def make_task(text: np.ndarray, pairs: int = PAIRS) -> Training:
 
 
 def draw_lengths(rng: np.random.Generator, count: int, percentiles: tuple[int, ...]) -> np.ndarray:
-    """Draw lengths with the given values at `PERCENTS`."""
+    """Draw lengths from the distribution with the given values at `PERCENTS`."""
     return np.interp(100 * rng.random(count), PERCENTS, percentiles).round().astype(int)
 
 
 def make_models(size: dict, words: int, tokenizer: Path):
-    """Return our classifier, with noise on its weights, and Hugging Face's classifier with the same weights."""
+    """Make our classifier with noise on its weights, and Hugging Face's classifier with the same weights."""
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
     shape = EncoderSize.from_config(inputs.make_config(size).model, words)
     model = task_models.SequenceModel(
@@ -126,12 +125,12 @@ def make_models(size: dict, words: int, tokenizer: Path):
         peer = AutoModelForSequenceClassification.from_pretrained(
             folder, attn_implementation="sdpa", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
         )
-    peer.get_parameter(pretrained.TYPE_ROW).requires_grad_(False)  # we add it to the position embeddings
+    peer.get_parameter(pretrained.TYPE_ROW).requires_grad_(False)  # our position embeddings include this row
     return model, peer
 
 
 def compare_gradients(learner: TaskLearner, peer: nn.Module) -> dict[str, float]:
-    """Return the relative differences of loss and gradient on one batch, and clear both gradients."""
+    """Compute the relative differences of loss and gradient on one batch. Clear both gradients afterwards."""
     (batch,) = learner.batches(0)
     loss, _ = learner.losses(batch, {"classification": 1 / BATCH})
     loss.backward()

@@ -1,7 +1,7 @@
-"""Measure the speed of variants side by side, in one process and one thread, and compare them within each round.
+"""Measure the speed of variants side by side, in one process and one thread.
 
-In every round each variant runs once on that round's input, in rotated order, after a garbage collection. Other work on
-the machine slows all variants of a round alike, so the result is the median over rounds of the ratio within each.
+In every round, each variant runs once on the round's input, in rotated order, after a garbage collection. Other work on
+the machine slows all variants of a round alike, so the result is the median over rounds of the ratio within a round.
 """
 
 import gc
@@ -18,30 +18,30 @@ logger = logging.getLogger(__name__)
 
 OURS = "ours"
 LIMITS = {"loss": 1e-5, "gradient": 1e-5, "worst tensor": 1e-4}
-"""Largest relative differences between two variants that are timed."""
+"""Largest relative differences between two timed variants."""
 
 
 class Unequal(AssertionError):
-    """Two variants do not compute the same, so their times must not be compared."""
+    """Two variants compute different results, so their times must not be compared."""
 
 
 @dataclass
 class Case:
-    """One comparison of variants: their input and the time or the memory that they took. Most fields are by variant."""
+    """One comparison of variants, with their input and the measured time or memory. Mappings have variants as keys."""
 
     name: str  # such as `mlm_step, ragged, 32k`
-    inputs: dict[str, Any] = field(default_factory=dict)  # figures of the input of one run: tokens, padding, targets
-    about: dict[str, str] = field(default_factory=dict)  # settings of each variant in words
+    inputs: dict[str, Any] = field(default_factory=dict)  # facts about the input of one run: tokens, padding, targets
+    about: dict[str, str] = field(default_factory=dict)  # description of each variant
     equality: dict[str, dict[str, float]] = field(default_factory=dict)  # relative differences of each peer from ours
-    unit: str = "tokens"  # in which the work of a round is counted
+    unit: str = "tokens"  # unit of work
     work: dict[str, list[float]] = field(default_factory=dict)  # units of work in each round
     cpu: dict[str, list[float]] = field(default_factory=dict)  # CPU seconds of each round
     wall: dict[str, list[float]] = field(default_factory=dict)  # seconds of each round
-    peak: dict[str, int] = field(default_factory=dict)  # bytes above the weights, if memory is measured and not time
-    skipped: dict[str, str] = field(default_factory=dict)  # why a variant did not run
+    peak: dict[str, int] = field(default_factory=dict)  # bytes above the weights, in cases that measure memory
+    skipped: dict[str, str] = field(default_factory=dict)  # reason why a variant did not run
 
     def ratios(self, peer: str) -> list[float]:
-        """Return CPU seconds per unit of a peer divided by ours, for each round. For memory, divide our peak."""
+        """Return the peer's CPU seconds per unit divided by ours, by round. For memory, divide the peaks."""
         if self.peak:
             return [self.peak[OURS] / self.peak[peer]]
         pairs = zip(self.seconds_per_unit(peer), self.seconds_per_unit(OURS), strict=True)
@@ -51,17 +51,17 @@ class Case:
         return [seconds / work for seconds, work in zip(self.cpu[variant], self.work[variant], strict=True)]
 
     def rate(self, variant: str) -> float:
-        """Return the units per CPU second of the median round."""
+        """Return the units per CPU second in the median round."""
         return 1 / statistics.median(self.seconds_per_unit(variant))
 
 
 def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], rounds: int) -> Case:
-    """Time all variants in every round and write the seconds into the case.
+    """Time all variants in every round and store the seconds in the case.
 
     Args:
-        variants: name -> function that does the work of a round, given by its number, and returns the units of work.
-            If it returns None, the units are `case.inputs[case.unit]`.
-        rounds: number of timed rounds. Round 0 comes before them as a warm-up. With 0 rounds, nothing runs.
+        variants: functions by name. A function takes the number of a round, does its work, and returns the units of
+            work. The result None stands for `case.inputs[case.unit]` units.
+        rounds: number of timed rounds. A warm-up, round 0, precedes them. With 0 rounds, nothing runs.
     """
     if not rounds:
         return case
@@ -90,12 +90,12 @@ def compute_differences(
     loss: float, gradient: Mapping[str, Tensor], peer_loss: float, peer_gradient: Mapping[str, Tensor],
     ignored: Sequence[str] = (),
 ) -> dict[str, float]:  # fmt: skip
-    """Return the relative differences of two variants in the loss, the whole gradient and its worst tensor.
+    """Compute the relative differences of two variants in the loss, the whole gradient and the worst tensor.
 
     Args:
-        gradient, peer_gradient: parameter name -> gradient.
-        ignored: endings of the names of parameters whose gradients are rounding errors around zero. Their relative
-            differences are large, so they cannot be the worst tensor.
+        gradient, peer_gradient: gradients by parameter name.
+        ignored: endings of parameter names. The gradients of these parameters are rounding errors around zero, so they
+            cannot be the worst tensor.
     """
     missing = gradient.keys() ^ peer_gradient.keys()
     if missing:
@@ -117,7 +117,7 @@ def compute_differences(
 
 
 def require_equal(name: str, peer: str, relative: Mapping[str, float]) -> dict[str, float]:
-    """Return the differences. Raise `Unequal` if one is larger than rounding explains."""
+    """Return the differences unchanged. Raise `Unequal` if a difference is larger than rounding explains."""
     for quantity, limit in LIMITS.items():
         if not relative[quantity] <= limit:
             raise Unequal(f"{name}: {quantity} differs from {peer} by {relative[quantity]:.2e}, allowed {limit:.0e}.")

@@ -1,4 +1,4 @@
-"""A whole optimizer step of InfoXLM, ours and the released one: losses, clipping, AdamW, key encoder and queue."""
+"""Compare our optimizer step of InfoXLM with the released code: losses, clipping, AdamW, key encoder and queue."""
 
 from benchmarks.speed import inputs, ours, peers
 from benchmarks.speed.harness import OURS, Case, compute_differences, measure, require_equal
@@ -17,10 +17,10 @@ def run(quick: bool) -> list[Case]:
 
 def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict | None = None, queue: int = QUEUE,
                   count: int | None = None) -> Case:  # fmt: skip
-    """Check that both variants have the same loss and gradient, then time whole optimizer steps as `mlm_step` does."""
+    """Check that both variants have equal losses and gradients, then time whole optimizer steps."""
     words = inputs.VOCABULARIES.get(vocabulary) or int(vocabulary)
     layers = (size or {}).get("layers", 6)
-    # Noise on the weights makes long vectors, so a high temperature keeps the logits small.
+    # Noisy weights produce long vectors, so a high temperature keeps the logits small.
     contrast = {"layer": max(1, layers * 2 // 3), "queue_size": queue, "temperature": 20.0}
     config = inputs.make_config(size or {}, contrast=contrast, optimization={"warmup_steps": 0, "learning_rate": 1e-7})
     model = ours.make_model(config, words)

@@ -1,6 +1,6 @@
-"""Inputs of all variants: sequences of random ids, as long as sentences or as full blocks; and noise on weights.
+"""Inputs of all variants: random sequences with the length of sentences or of full blocks, and noise on weights.
 
-Weights get N(0, 0.05²) added, because in a fresh model whole branches are zero and equality would prove nothing.
+The noise N(0, 0.05²) is added because whole branches of a fresh model are zero and equality would prove nothing.
 """
 
 import numpy as np
@@ -21,16 +21,16 @@ NOISE = 0.05
 
 
 def make_config(size: dict, **changes) -> PretrainingConfig:
-    """Return the config of the small encoder of all CPU benchmarks, without dropout. `size` overrides its sizes."""
+    """Make the config of the CPU benchmarks' small encoder, without dropout. `size` overrides the encoder's sizes."""
     model = {"layers": 6, "hidden": 384, "ffn": 1536, "heads": 6, "max_tokens": 512, "dropout": 0.0} | size
     values = {"model": model, "contrast": {"layer": max(1, model["layers"] * 2 // 3)}, "seed": SEED}
     return PretrainingConfig.parse(values | changes)
 
 
 def draw_lengths(shape: str, rng: np.random.Generator, count: int | None = None, sentences: int = 1) -> np.ndarray:
-    """Return the tokens of `count` sequences: 128 if they are `full`, random ones if they are `ragged`.
+    """Return the lengths of `count` sequences: 128 tokens for the shape `full`, random for `ragged`.
 
-    A `ragged` sequence has some sentences of exp(N(3.45, 0.7²)) tokens each, from 6 to 128.
+    A `ragged` sequence consists of `sentences` sentences of exp(N(3.45, 0.7²)) tokens each, clipped to 6 … 128.
     """
     if shape == "full":
         return np.full(count or 8, 128)
@@ -40,11 +40,11 @@ def draw_lengths(shape: str, rng: np.random.Generator, count: int | None = None,
 
 def make_batch(shape: str, vocabulary: int, seed: int, objectives: tuple[str, ...] = ("mlm",),
                count: int | None = None, view_sentences: int = 2) -> PackedBatch:  # fmt: skip
-    """Return a micro-batch of random tokens for the objectives `mlm`, `tlm` and `xlco`.
+    """Make a micro-batch of random tokens for the objectives `mlm`, `tlm` and `xlco`.
 
     Args:
-        count: sequences of each objective, instead of the default of `draw_lengths`.
-        view_sentences: sentences of a contrast view; two with mixup.
+        count: number of sequences per objective; by default that of `draw_lengths`.
+        view_sentences: number of sentences in a contrast view; two with mixup.
     """
     rng = np.random.default_rng([SEED, seed, SHAPES.index(shape)])
     sentences = {"mlm": 1, "tlm": 2, "query": view_sentences, "key": view_sentences}
@@ -55,7 +55,7 @@ def make_batch(shape: str, vocabulary: int, seed: int, objectives: tuple[str, ..
 
 
 def pack_random_batch(lengths: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generator) -> PackedBatch:
-    """Return one micro-batch of random tokens. `lengths` has those of the `mlm`, `tlm`, `query` and `key` sequences."""
+    """Make a micro-batch of random tokens. The keys of `lengths` are among `mlm`, `tlm`, `query` and `key`."""
     none = np.array([], dtype=np.int64)
     queries = draw_sequences(lengths.get("query", none), vocabulary, rng)
     keys = draw_sequences(lengths.get("key", none), vocabulary, rng)
@@ -63,13 +63,13 @@ def pack_random_batch(lengths: dict[str, np.ndarray], vocabulary: int, rng: np.r
     views = ContrastViews(queries, keys, sentence_ids, group_ids=np.full(len(queries.lengths), 2))
     mlm = draw_masked(lengths.get("mlm", none), 0, vocabulary, rng)
     tlm = draw_masked(lengths.get("tlm", none), 1, vocabulary, rng)
-    largest_count = max(map(len, lengths.values()))  # so that everything fits into one micro-batch
+    largest_count = max(map(len, lengths.values()))  # all sequences fit into one micro-batch
     (batch,) = pack_micro_batches(DrawnSamples(mlm, tlm, views), largest_count)
     return batch
 
 
 def draw_sequences(lengths: np.ndarray, vocabulary: int, rng: np.random.Generator) -> Sequences:
-    """Return sequences of random tokens between `<s>` and `</s>`."""
+    """Draw sequences of random tokens between `<s>` and `</s>`."""
     if not len(lengths):
         return EMPTY
     tokens = rng.integers(FIRST_PIECE, vocabulary - 1, lengths.sum())
@@ -80,7 +80,7 @@ def draw_sequences(lengths: np.ndarray, vocabulary: int, rng: np.random.Generato
 
 
 def draw_masked(lengths: np.ndarray, group: int, vocabulary: int, rng: np.random.Generator) -> MaskedSequences:
-    """Return sequences of random tokens, masked as in pre-training."""
+    """Draw sequences of random tokens and mask them as in pre-training."""
     original = draw_sequences(lengths, vocabulary, rng)
     layout = Vocabulary.xlm_r(vocabulary)
     masked_ids, target_indices = masking.mask(original.flat, original.lengths, layout, ObjectivesConfig(), rng)
@@ -88,7 +88,7 @@ def draw_masked(lengths: np.ndarray, group: int, vocabulary: int, rng: np.random
 
 
 def describe_batches(batches: list[PackedBatch]) -> dict[str, float]:
-    """Return the mean tokens and targets of packed batches, and the share of padding that padded ones would have."""
+    """Return the mean numbers of tokens and targets in packed batches, and the share of padding after padding."""
     tokens = 0
     padded_tokens = 0
     for batch in batches:
@@ -104,7 +104,7 @@ def describe_batches(batches: list[PackedBatch]) -> dict[str, float]:
 
 
 def split(batch: PackedBatch) -> dict[str, tuple[int, ...]]:
-    """Return the lengths of the groups that padded models run one by one: masked sequences, query views, key views."""
+    """Split the lengths into the groups that padded models run one by one: masked sequences, query and key views."""
     return {
         "lm": batch.lengths[: batch.lm_sequences],
         "query": batch.lengths[batch.lm_sequences :],
@@ -113,12 +113,12 @@ def split(batch: PackedBatch) -> dict[str, tuple[int, ...]]:
 
 
 def pad(flat: Tensor, counts: tuple[int, ...], value: int = PAD) -> Tensor:
-    """Pad the (T,) values of N sequences to (N, longest)."""
+    """Pad the values of N sequences from shape (T,) to (N, longest)."""
     return nn.utils.rnn.pad_sequence(flat.split(list(counts)), batch_first=True, padding_value=value)
 
 
 def padded_targets(batch: PackedBatch) -> Tensor:
-    """Return (N, longest) targets: the id where a token must be predicted, -100 elsewhere."""
+    """Return the padded targets (N, longest): a token id where a token must be predicted, -100 elsewhere."""
     counts = split(batch)["lm"]
     labels = torch.full((sum(counts),), -100)
     labels[batch.target_rows] = batch.target_ids

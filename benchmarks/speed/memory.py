@@ -1,6 +1,6 @@
-"""Peak resident memory of one masked-LM step with 250,002 words, above the weights, in one process per variant.
+"""Measure the peak resident memory of one masked-LM step above the weights, in one process per variant.
 
-python -m benchmarks.speed.memory VARIANT WORDS is such a process; it prints bytes.
+Each process runs `python -m benchmarks.speed.memory VARIANT WORDS` and prints the number of bytes.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ def run(quick: bool) -> list[Case]:
 
 
 def measure_peak(variant: str, words: int) -> int:
-    """Return the peak memory of a forward and backward pass in bytes, without the memory in use before it."""
+    """Return the peak memory of a forward and backward pass in bytes, above the memory in use before."""
     from benchmarks.speed import inputs, ours, peers
 
     config = inputs.make_config({}, objectives={"tlm": 0, "xlco": 0})
@@ -55,7 +55,7 @@ def measure_peak(variant: str, words: int) -> int:
         del model
         small_batch = peer.inputs(small_batch)
         batch = peer.inputs(batch)
-    loss(small_batch).backward()  # libraries allocate some memory once, which is not part of a step
+    loss(small_batch).backward()  # let libraries allocate the memory that they need only once
     module.zero_grad(set_to_none=True)
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -66,7 +66,7 @@ def measure_peak(variant: str, words: int) -> int:
 
 
 def read_status(field: str) -> int:
-    """Return bytes of this process from /proc/self/status: VmRSS is the current size, VmHWM the peak."""
+    """Return a size from /proc/self/status in bytes: VmRSS is this process's current memory, VmHWM the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 

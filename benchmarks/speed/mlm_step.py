@@ -1,4 +1,4 @@
-"""Masked LM, forward and backward: ours beside Hugging Face and fairseq, with a small and with XLM-R's vocabulary."""
+"""Compare forward and backward passes of masked LM with Hugging Face and fairseq, for two vocabulary sizes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,9 +18,10 @@ def run(quick: bool) -> list[Case]:
 
 
 def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict | None = None, count: int | None = None) -> Case:
-    """Check that all variants have the same loss and gradient, then time `rounds` rounds. With 0, time nothing.
+    """Check that all variants have equal losses and gradients, then time `rounds` rounds.
 
-    `vocabulary` is a name or a number of words, `size` has sizes of the encoder, `count` is the number of sequences.
+    `vocabulary` is a key of `inputs.VOCABULARIES` or a number of words. `size` overrides the encoder's sizes. `count`
+    is the number of sequences in a batch.
     """
     words = inputs.VOCABULARIES.get(vocabulary) or int(vocabulary)
     config = inputs.make_config(size or {}, objectives={"tlm": 0, "xlco": 0})
@@ -59,6 +60,6 @@ class BackwardRounds(NamedTuple):
     batches: list
 
     def run(self, number: int) -> None:
-        """Compute the gradients of the batch of a round."""
+        """Compute the gradients of a round's batch."""
         self.module.zero_grad(set_to_none=True)
         self.loss_of_batch(self.batches[number]).backward()

@@ -1,4 +1,4 @@
-"""Our variant of every comparison: the learner and the step of the product, on given batches."""
+"""Our variant in every comparison: the product's learner and training step, on given batches."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from infoxlm_core.training.step import train_step
 
 
 def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -> InfoXLM:
-    """Return the query encoder with which a pre-training run starts, by default with noise on its weights."""
+    """Make the initial query encoder of a pre-training run, by default with noise on its weights."""
     model = InfoXLM.from_config(config, EncoderSize.from_config(config.model, vocabulary))
     initialise(model, config.seed)
     if noise:
@@ -35,7 +35,7 @@ def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -
 
 
 class FixedBatchLearner(InfoXLMLearner):
-    """The learner of the product, on batches that do not come from shards."""
+    """The product's learner, on batches that do not come from shards."""
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
         with TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ class FixedBatchLearner(InfoXLMLearner):
         self.optimizer = make_adamw(model.parameters(), config.optimization)
 
     def make_contrast_hard(self) -> None:
-        """Add noise to the key encoder and fill the queue with noisy keys, so that the contrast loss is not zero."""
+        """Add noise to the key encoder, and fill the queue with noisy keys. Otherwise, the contrast loss is zero."""
         generator = torch.Generator().manual_seed(SEED)
         add_noise(self.xlco.key_encoder, SEED + 1)
         views = inputs.make_batch("ragged", self.module.encoder.size.vocabulary, seed=999, objectives=("xlco",))
@@ -60,19 +60,19 @@ class FixedBatchLearner(InfoXLMLearner):
         sentence_ids.copy_(torch.empty(sentence_ids.shape, dtype=torch.long).random_(generator=generator))
 
     def mean_loss(self, batch: PackedBatch) -> Tensor:
-        """Return the sum of the objectives' mean losses, with gradient."""
+        """Return the sum of the objectives' mean losses, ready for a backward pass."""
         loss, _ = self.losses(batch, {name: 1.0 / batch.counts[name] for name in self.weights.by_name})
         if self.has_contrast:
             self.xlco.new_keys.clear()
         return loss
 
     def take_step(self, batch: PackedBatch) -> None:
-        """Take a whole optimizer step: losses, backward, clipping, AdamW, key encoder, queue."""
+        """Take an optimizer step: losses, backward pass, clipping, AdamW, key encoder, queue."""
         train_step(self, self.optimizer, self.config.optimization, self.progress, [batch])
 
 
 class TrainingRounds:
-    """Rounds of optimizer steps on the batches that a learner draws itself."""
+    """Rounds of optimizer steps on batches drawn by the learner."""
 
     def __init__(self, learner: Learner, config: OptimizationConfig, steps_per_round: int) -> None:
         self.learner = learner
@@ -82,7 +82,7 @@ class TrainingRounds:
         self.progress = Progress()
 
     def run(self, number: int) -> float:
-        """Take the steps of a round and return their tokens. Each round continues the training, whatever its number."""
+        """Take the steps of a round and return their number of tokens. Each round continues the previous round."""
         tokens = 0.0
         for _ in range(self.steps_per_round):
             batches = self.learner.batches(self.progress.step)
@@ -92,7 +92,7 @@ class TrainingRounds:
 
 
 def write_two_pairs(directory: Path, vocabulary: int) -> Path:
-    """Write shards with two pairs of empty sentences, the least that a learner accepts. Return their directory."""
+    """Write shards with two pairs of empty sentences, the minimum for a learner. Return their directory."""
     rows = make_column(np.full(4, EOS), [2, 2])
     pairs = pa.table({"source": rows, "target": rows, "sentence_id": np.arange(2, dtype=np.uint64)})
     tables = {

@@ -1,6 +1,6 @@
-"""The models of Hugging Face and of fairseq, with our weights and on our batches.
+"""The models of Hugging Face and fairseq, with our weights and on our batches.
 
-This project does not depend on fairseq. If fairseq is not installed, comparisons with it are skipped.
+This project does not depend on fairseq. Without fairseq, comparisons with fairseq are skipped.
 """
 
 import logging
@@ -24,21 +24,21 @@ from infoxlm_core.model.huggingface import fairseq
 from infoxlm_core.model.huggingface.pretrained import TYPE_ROW, make_hugging_face_config, to_hugging_face_name
 
 ZERO_GRADIENTS = ("attention.self.key.bias",)
-"""The bias of keys adds the same number to all scores of a query, so its gradient is rounding noise."""
+"""The key bias adds the same number to all scores of a query, so its gradient is rounding noise."""
 
 
 def fairseq_name(name: str) -> str:
-    """Return the name of one of our parameters in ve-fairseq, which renamed a LayerNorm."""
+    """Return the name in ve-fairseq of one of our parameters. ve-fairseq renamed a LayerNorm of fairseq."""
     return f"encoder.{fairseq.fairseq_name(name)}".replace("emb_layer_norm", "layernorm_embedding")
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters of our model or key encoder, without the contrast projection, under our names."""
+    """Return our model's parameters by name, without the contrast projection."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if name != "projection"}
 
 
 def gradients_of(model: InfoXLM) -> dict[str, Tensor]:
-    """Return our gradients under Hugging Face's names. The projection keeps its own name."""
+    """Return our gradients by Hugging Face's parameter names. The projection keeps its own name."""
     gradients = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -62,7 +62,7 @@ class HuggingFace:
         allowed = {TYPE_ROW, "lm_head.decoder.weight", "lm_head.decoder.bias"}
         assert set(missing) <= allowed and not unexpected, (missing, unexpected)
         row = self.model.get_parameter(TYPE_ROW)
-        row.requires_grad_(False).zero_()  # fairseq has no such row, and ours is part of the positions
+        row.requires_grad_(False).zero_()  # fairseq has no such row, and our position embeddings include it
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
         counts = split(batch)["lm"]
@@ -80,7 +80,7 @@ class HuggingFace:
 
 
 class _Dictionary:
-    """The part of fairseq's dictionary that its model uses."""
+    """The part of fairseq's dictionary that the model uses."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -97,7 +97,7 @@ class _Dictionary:
 
 
 class Fairseq:
-    """fairseq's RoBERTa on padded batches: head on masked rows only, log-softmax and NLL in fp32."""
+    """fairseq's RoBERTa on padded batches, with the head only on masked rows, and log-softmax and NLL in fp32."""
 
     about = "fairseq RobertaModel (ve-fairseq 0.12.3), dropout 0, padded, masked_tokens, log-softmax + NLL in fp32"
 
@@ -109,11 +109,10 @@ class Fairseq:
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
         counts = split(batch)["lm"]
-        labels = padded_targets(batch)
-        return {"ids": pad(batch.ids[: sum(counts)], counts), "targets": labels}
+        return {"ids": pad(batch.ids[: sum(counts)], counts), "targets": padded_targets(batch)}
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the mean over the targets."""
+        """Return the mean loss over the targets."""
         return fairseq_mlm(self.model, inputs["ids"], inputs["targets"])
 
     def gradients(self) -> dict[str, Tensor]:
@@ -121,7 +120,7 @@ class Fairseq:
 
 
 def fairseq_mlm(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean masked-LM loss as fairseq's criterion computes it. Targets are -100 where none is predicted."""
+    """Compute the mean masked-LM loss like fairseq's criterion. A target of -100 is not predicted."""
     masked = targets != -100
     logits = model(ids, masked_tokens=masked)[0]
     log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32)
@@ -148,7 +147,7 @@ def import_fairseq() -> Any:
 
 
 def make_fairseq(size: EncoderSize) -> nn.Module:
-    """Return a fairseq RoBERTa of these sizes with random weights and tied embeddings."""
+    """Make a fairseq RoBERTa with random weights and tied embeddings."""
     roberta = import_fairseq()
     args = Namespace(
         encoder_layers=size.layers, encoder_embed_dim=size.hidden, encoder_ffn_embed_dim=size.ffn,
@@ -164,13 +163,13 @@ def make_fairseq(size: EncoderSize) -> nn.Module:
 
 @torch.no_grad()
 def load_fairseq(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy weights under our names into every parameter."""
+    """Copy weights into a fairseq model. The keys of `weights` are our parameter names."""
     weights_by_name = {fairseq_name(name): value for name, value in weights.items()}
     for name, parameter in model.named_parameters():
         parameter.copy_(weights_by_name[name])
 
 
 def gradients_of_fairseq(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return fairseq's gradients under Hugging Face's names; `names` are ours of all its parameters."""
+    """Return fairseq's gradients by Hugging Face's parameter names. `names` lists all parameters by our names."""
     new_names = {fairseq_name(name): to_hugging_face_name(name) for name in names}
     return {new_names[name]: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -1,9 +1,9 @@
-"""The step of the released InfoXLM code, written again on fairseq.
+"""The step of the released InfoXLM code, reimplemented on fairseq.
 
-Like the released code, this step pads every batch and runs a forward and a backward pass per objective. Contrast runs
-both encoders to the last layer, although it uses the output of an earlier layer, and adds a masked-LM output times
-zero; it clones the queue before each product. The key encoder is updated tensor by tensor; the optimizer is fairseq's
-Adam.
+Like the released code, this step pads every batch and runs a forward and a backward pass per objective. For contrast,
+both encoders run to the last layer, although only an earlier layer is used; a masked-LM output times zero is added to
+the loss; and the queue is cloned before each product. The key encoder is updated tensor by tensor. The optimizer is
+fairseq's Adam.
 """
 
 import torch
@@ -19,7 +19,7 @@ from infoxlm_core.model.momentum import KeyEncoder, Queue
 
 
 class Reference:
-    """Query and key model, projections, queue and optimizer, with the weights of ours."""
+    """Query and key models, projections, queue and optimizer, initialised with our weights."""
 
     about = (
         "the released algorithm on fairseq (ve-fairseq 0.12.3): padded, a backward for each objective, both encoders "
@@ -35,7 +35,7 @@ class Reference:
         self.key = make_fairseq(model.encoder.size)
         load_fairseq(self.query, weights)
         self.names = list(weights)
-        load_fairseq(self.key, weights | weights_of(keys))  # the upper layers and the head are those of the query
+        load_fairseq(self.key, weights | weights_of(keys))  # upper layers and head come from the query model
         self.projection = nn.Parameter(model.projection.detach().clone())
         self.key_projection = keys.projection.detach().clone()
         self.queue = queue.rows.clone()
@@ -55,7 +55,7 @@ class Reference:
         lm_inputs = pad(lm_ids, lengths["lm"])
         lm_targets = padded_targets(batch)
         padded = {"query": pad(query_ids, lengths["query"]), "key": pad(batch.key_ids, lengths["key"])}
-        mlm_count = batch.lm_sequences // 2  # the first half are MLM sequences, the others TLM
+        mlm_count = batch.lm_sequences // 2  # the first half of the sequences is for MLM, the second half for TLM
         for name, rows in (("mlm", slice(mlm_count)), ("tlm", slice(mlm_count, None))):
             longest = max(lengths["lm"][rows])
             padded[name] = lm_inputs[rows, :longest]
@@ -63,7 +63,7 @@ class Reference:
         return padded
 
     def losses(self, inputs: dict[str, Tensor]) -> float:
-        """Run a backward pass for each objective and return the sum of their mean losses."""
+        """Run a backward pass per objective. Return the sum of the objectives' mean losses."""
         total = 0.0
         for name in ("mlm", "tlm"):
             loss = fairseq_mlm(self.query, inputs[name], inputs[f"{name} targets"])
@@ -74,7 +74,7 @@ class Reference:
         return total + loss.item()
 
     def contrast(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the contrast loss of a batch, summed: each query should match its key, not the keys of the queue."""
+        """Return the summed contrast loss of a batch. Each query should match its key, not the keys in the queue."""
         layer = self.config.contrast.layer
         temperature = self.config.contrast.temperature
         with torch.no_grad():
@@ -103,7 +103,7 @@ class Reference:
 
     @torch.no_grad()
     def update_key_encoder(self) -> None:
-        """Move the key model towards the query model, by the formula as the paper writes it."""
+        """Move the key model towards the query model, with the formula of the paper."""
         m = self.config.contrast.momentum
         pairs = [*zip(self.key.parameters(), self.query.parameters(), strict=True)]
         for key, query in [*pairs, (self.key_projection, self.projection)]:

@@ -1,4 +1,4 @@
-"""The results of a run as Markdown tables in benchmarks/results."""
+"""Write the results of a benchmark run as Markdown tables to benchmarks/results."""
 
 import statistics
 from pathlib import Path
@@ -20,7 +20,7 @@ def write(cases: list[Case], settings: dict[str, Any], name: str) -> Path:
 
 
 def format_heading(settings: dict[str, Any]) -> list[str]:
-    """Return the first lines of a report in Markdown: a title, and a paragraph about the machine and the versions."""
+    """Format the first lines of a report: the title, and a paragraph about the machine and the versions."""
     machine = settings["machine"]
     ceilings = settings["ceilings"]
     load = settings["load"]
@@ -38,17 +38,16 @@ def format_heading(settings: dict[str, Any]) -> list[str]:
         f"Ceilings of the same run: {ceilings['matmul_gflops']:.0f} GFLOP/s fp32 product, "
         f"{ceilings['copy_gb_per_second']:.1f} GB/s copy. Python {machine['python']}, {', '.join(versions)}.",
         "",
-        "Ratios are CPU seconds per unit of work, peer divided by ours, inside each round: median [min … max]. Tokens "
-        "are real ones, never padding. All variants were equal in loss and gradients before they were timed.",
+        "Ratios are the peer's CPU seconds per unit of work divided by ours, within a round: median [min … max]. Token "
+        "counts exclude padding. All variants were equal in loss and gradients before they were timed.",
         "",
     ]
 
 
 def format_section(case: Case) -> list[str]:
-    """Return the lines of a case in Markdown: its input, the variants, their differences, and a table of results."""
+    """Format a case as Markdown lines: its input, variants and differences, and a table of results."""
     figures = ", ".join(f"{format_number(value)} {name}" for name, value in case.inputs.items())
-    lines = [f"## {case.name}", "", f"Input: {figures}."]
-    lines.append("")
+    lines = [f"## {case.name}", "", f"Input: {figures}.", ""]
     lines += [f"- *{name}*: {about}" for name, about in case.about.items()]
     for peer, relative in case.equality.items():
         lines.append(f"- equal to {peer}: " + ", ".join(f"{name} {value:.1e}" for name, value in relative.items()))

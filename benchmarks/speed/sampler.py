@@ -1,4 +1,4 @@
-"""Shards to masked, packed micro-batches: the tokens that one worker of eight draws per CPU second."""
+"""Measure how many tokens one of eight workers draws from shards, masks and packs per CPU second."""
 
 from benchmarks.speed import corpus
 from benchmarks.speed.harness import OURS, Case, measure
@@ -11,7 +11,7 @@ DRAWS_PER_ROUND = 4
 
 
 def run(quick: bool) -> list[Case]:
-    """Measure how fast one worker of eight draws its micro-batches."""
+    """Measure how fast one of eight workers draws its micro-batches."""
     config = PretrainingConfig()
     sampler = Sampler(open_shards(corpus.make_shards()), config)
     shards_per_worker = config.batches.virtual_shards // 8
@@ -21,10 +21,9 @@ def run(quick: bool) -> list[Case]:
     }
 
     def draw_round(number: int) -> float:
-        """Draw the micro-batches of some steps and return their tokens."""
+        """Draw the micro-batches of `DRAWS_PER_ROUND` steps and return their number of tokens."""
         tokens = 0
-        first_step = DRAWS_PER_ROUND * number
-        for step in range(first_step, first_step + DRAWS_PER_ROUND):
+        for step in range(DRAWS_PER_ROUND * number, DRAWS_PER_ROUND * (number + 1)):
             samples = sampler.draw(step, range(shards_per_worker))
             tokens += sum(batch.tokens for batch in pack_micro_batches(samples, 32))
         return tokens

@@ -1,4 +1,4 @@
-"""The Trainer of transformers as a variant: on a CPU, with fused AdamW, counting real tokens."""
+"""transformers' Trainer as a variant, on a CPU with fused AdamW. Token counts exclude padding."""
 
 import logging
 import random
@@ -18,13 +18,13 @@ Rows = list[dict[str, Any]]
 
 
 class TrainerRounds:
-    """Rounds of optimizer steps of the Trainer.
+    """Rounds of optimizer steps with the Trainer.
 
     Args:
-        rows: every tokenized example: `input_ids` and the other fields that `collate` needs to make a batch.
-        sampling: `random`, or `group_by_length`, which batches similar lengths.
-        steps: optimizer steps in a round.
-        **adamw: options of AdamW beside its learning rate of 1e-5.
+        rows: tokenized examples, with `input_ids` and all other fields that `collate` needs.
+        sampling: `random`, or `group_by_length` for batches of similar lengths.
+        steps: number of optimizer steps per round.
+        **adamw: options of AdamW, in addition to the learning rate of 1e-5.
     """
 
     def __init__(self, model: nn.Module, rows: Rows, collate: Callable[[Rows], Any], sampling: str, batch_size: int,
@@ -43,13 +43,13 @@ class TrainerRounds:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
 
     def run(self, number: int) -> float:
-        """Take the steps of a round and return their tokens, without padding."""
+        """Take the steps of a round and return their number of tokens, without padding."""
         arguments = TrainingArguments(
             output_dir=self.output, use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no",
             disable_tqdm=True, max_steps=self.steps, per_device_train_batch_size=self.batch_size,
             seed=inputs.SEED + number, train_sampling_strategy="sequential", max_grad_norm=1.0,
         )  # fmt: skip
-        # Batches from anywhere in an epoch: grouping by length puts the longest sequences first.
+        # Sample batches from the whole epoch, because grouping by length puts the longest sequences first.
         examples: Rows = []
         for indices in random.Random(number).sample(self.batches, self.steps):
             examples += [self.rows[index] for index in indices]
@@ -63,7 +63,7 @@ class TrainerRounds:
 
 
 def draw_batches(lengths: Sequence[int], sampling: str, batch: int) -> list[list[int]]:
-    """Return the indices of an epoch's examples in batches, the last incomplete one left out."""
+    """Divide the indices of an epoch's examples into batches, without the last incomplete batch."""
     order = list(range(len(lengths)))
     random.Random(inputs.SEED).shuffle(order)
     if sampling == "group_by_length":
