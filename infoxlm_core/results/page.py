@@ -182,9 +182,8 @@ def _explain_summary(summary: Summary) -> str:
     """Explain the arrows, deviations and empty cells of the summary table."""
     text = "↑ higher is better, ↓ lower is better."
     is_suite = bool(summary.tasks)
-    has_several_seeds = False
-    for variant in summary.variants.values():
-        has_several_seeds |= any(statistic.n > 1 for statistic in variant.metrics.values())
+    variants = summary.variants.values()
+    has_several_seeds = any(statistic.n > 1 for variant in variants for statistic in variant.metrics.values())
     if has_several_seeds:
         text += " Mean ± sample standard deviation over seeds."
     if has_several_seeds and is_suite:

@@ -94,9 +94,8 @@ def tabulate_headlines(summary: Summary) -> PageTable:
             seeds = f"{finished_seeds} of {len(variant.seeds)}" if variant.unfinished else str(finished_seeds)
             cells = [seeds, *cells]
         lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished_seeds))
-    if summary.tasks:
-        return PageTable("headlines", "", tuple(columns), tuple(lines), highlighted=summary.model)
-    return PageTable("headlines", "", tuple(columns), tuple(lines), head="variant")
+    table = PageTable("headlines", "", tuple(columns), tuple(lines))
+    return replace(table, highlighted=summary.model) if summary.tasks else replace(table, head="variant")
 
 
 def _make_headline_column(summary: Summary, metric: str, has_intervals: bool = False) -> Column:
