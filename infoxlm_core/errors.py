@@ -1,12 +1,12 @@
-"""The errors that users see, with their exit codes.
+"""Errors that users see, with their exit codes.
 
-An error message is one line: where the problem is (file, line, field), its value, and the remedy.
+An error message is one line: the location of the problem (file, line, field), the value, and the remedy.
 """
 
 import re
 
-MAX_MESSAGE_LENGTH = 1500  # characters; a message may quote a value of any size
-MAX_REASON_LENGTH = 300  # characters of a library's message that one of our messages quotes
+MAX_MESSAGE_LENGTH = 1500  # characters; a message may quote a value of any length
+MAX_REASON_LENGTH = 300  # characters of a library's message inside one of our messages
 
 
 class InfoXLMError(Exception):
@@ -15,7 +15,7 @@ class InfoXLMError(Exception):
     exit_code = 70
 
     def __str__(self) -> str:
-        """Return the message as one line. A long one keeps its start, the location, and its end, the remedy."""
+        """Return the message as one line. Long messages keep their start (the location) and their end (the remedy)."""
         message = "\\n".join(super().__str__().splitlines())
         if len(message) <= MAX_MESSAGE_LENGTH:
             return message
@@ -25,7 +25,7 @@ class InfoXLMError(Exception):
 
 
 def from_name(name: str, message: str) -> InfoXLMError:
-    """Return the error that another process reported. An unknown class name gives an `InfoXLMError`."""
+    """Rebuild an error that another process reported. An unknown class name becomes an `InfoXLMError`."""
     error_class = globals().get(name)
     if isinstance(error_class, type) and issubclass(error_class, InfoXLMError):
         return error_class(message)
@@ -33,7 +33,7 @@ def from_name(name: str, message: str) -> InfoXLMError:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the messages of a library's error and its last cause as one line without passwords."""
+    """Describe a library's error and its root cause in one line without passwords."""
     cause = last_cause(error)
     message = shorten(_describe(error))
     reason = shorten(_describe(cause))
@@ -41,8 +41,8 @@ def one_line(error: BaseException) -> str:
 
 
 def last_cause(error: BaseException) -> BaseException:
-    """Return the error at the end of a chain of causes, or the error itself if it has no cause."""
-    visited: list[BaseException] = []  # a chain may be circular
+    """Return the root cause of an error, or the error itself if it has no cause."""
+    visited: list[BaseException] = []  # detects circular chains of causes
     cause: BaseException | None = error
     while cause is not None and cause not in visited:
         visited.append(cause)
@@ -51,7 +51,7 @@ def last_cause(error: BaseException) -> BaseException:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the message of an error, with the body of the HTTP response if the error has one."""
+    """Return an error's message, followed by the body of its HTTP response if it has one."""
     message = str(error) or type(error).__name__
     body = getattr(getattr(error, "response", None), "text", "")
     if isinstance(body, str) and body and body not in message:
@@ -60,7 +60,7 @@ def _describe(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return a text as one line, without its middle if it has more than `MAX_REASON_LENGTH` characters.
+    """Join a text's lines, and cut out the middle if the result is longer than `MAX_REASON_LENGTH` characters.
 
     The end is kept, because libraries write the cause of a failure there.
     """

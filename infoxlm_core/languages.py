@@ -1,6 +1,6 @@
 """Compare language codes of different standards.
 
-Test sets write a code with two or three letters, and some append a script or region. Codes are compared in their
+Test sets use codes of two or three letters, sometimes followed by a script or region. Codes are compared in their
 two-letter form: `de`, `deu` and `deu_Latn` as `de`; `zh`, `cmn`, `zho` and `zh-CN` as `zh`.
 """
 
@@ -18,7 +18,7 @@ UNCOVERED = (
 )  # fmt: skip
 GROUPS = {"14": COVERED, "22": UNCOVERED, "36": COVERED + UNCOVERED}
 
-# Three-letter codes that test sets use, and the two-letter codes under which we compare and report them.
+# Three-letter codes in test sets, with the two-letter codes for comparisons and reports.
 _THREE_LETTER_CODES = """
     ara:ar arb:ar bul:bg cmn:zh zho:zh deu:de ell:el fra:fr hin:hi rus:ru spa:es swh:sw swa:sw tha:th tur:tr urd:ur
     vie:vi afr:af ben:bn est:et ekk:et eus:eu fin:fi heb:he hun:hu ind:id ita:it jav:jv jpn:ja kat:ka kaz:kk kor:ko
@@ -35,25 +35,26 @@ _TWO_LETTERS = dict(pair.split(":") for pair in _THREE_LETTER_CODES.split())
 
 
 def two_letters(code: str) -> str:
-    """Return `de` for `deu`, `deu_Latn` and `de`. A language without a known two-letter code keeps its code."""
+    """Return the two-letter form of a code: `de` for `deu` and `deu_Latn`. Languages without one keep their code."""
     language = re.split("[-_]", code)[0]
     return _TWO_LETTERS.get(language, language)
 
 
 def is_known(code: str) -> bool:
-    """Return whether a word is a language code: ISO 639-1, three letters, or three letters with a script."""
+    """Return whether a word is a language code: an ISO 639-1 code, a known three-letter code, or three letters with a
+    script."""
     language, *script_or_region = re.split("[-_]", code)
     if language in _ISO_639_1.split() or language in _TWO_LETTERS:
         return True
-    # Any other word of three letters may be a file name, so it counts as a language only with a script.
+    # An unknown three-letter word may be a file name, so it counts as a language only with a script or region.
     return len(language) == 3 and bool(script_or_region)
 
 
 def shorten_codes(codes: Iterable[str]) -> dict[str, str]:
-    """Map the codes of a test set to the names under which we report them, which have two letters where possible.
+    """Return a mapping from a test set's codes to their short names in reports.
 
-    Of several variants of a language, only the one that `choose_codes` selects gets the short name: `zho_Hans` becomes
-    `zh`, and `zho_Hant` in the same test set keeps its code.
+    A short name has two letters where possible. If a language has several variants, only the variant that
+        `choose_codes` selects gets the short name: `zho_Hans` becomes `zh`, and `zho_Hant` keeps its code.
     """
     names: dict[str, str] = {}
     first_variants: dict[str, str] = {}
@@ -68,12 +69,13 @@ def shorten_codes(codes: Iterable[str]) -> dict[str, str]:
 
 
 def _sort_variants_last(codes: Iterable[str]) -> list[str]:
-    """Sort codes by name, those without a script or region first."""
+    """Sort codes by name, with plain codes before those with a script or region."""
     return sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code))
 
 
 def sort_codes(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]:
-    """Sort codes in an order of two-letter codes, by default that of the paper's tables. Other codes follow by name."""
+    """Sort codes by a list of two-letter codes, by default in the order of the paper's tables. Unlisted codes follow by
+    name."""
     ranks = {language: rank for rank, language in enumerate(order)}
 
     def sort_key(code: str) -> tuple[int, str]:
@@ -83,18 +85,18 @@ def sort_codes(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> lis
 
 
 def choose_codes(available: Collection[str], requested: str | Iterable[str], source: str) -> list[str]:
-    """Return the sorted codes of the requested languages in a test set.
+    """Return a test set's codes for the requested languages, sorted.
 
-    Of several variants of a language, the code without a script or region is chosen, or else the first variant
+    If a language has several variants, the code without a script or region is chosen, or else the first variant
     (`zho_Hans`, not `zho_Hant`).
 
     Args:
-        available: the codes in the test set.
-        requested: `all`, a key of GROUPS, or codes in any spelling.
+        available: codes in the test set.
+        requested: `all`, a key of `GROUPS`, or codes in any form.
         source: name of the test set, for the error message.
 
     Raises:
-        InputError: the test set lacks a language.
+        InputError: the test set lacks a requested language.
     """
     if requested == "all":
         return sort_codes(available)

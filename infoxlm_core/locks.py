@@ -1,4 +1,4 @@
-"""File locks between processes, which the operating system releases when their process ends."""
+"""File locks between processes. The operating system releases a lock when its process ends."""
 
 import errno
 from pathlib import Path
@@ -11,19 +11,20 @@ __all__ = ["Timeout", "acquire"]
 
 
 def acquire(path: Path | str, timeout: float = -1, poll_interval: float = 0.05) -> AcquireReturnProxy[FileLock]:
-    """Lock a file until the end of the `with` block in which the result is used.
+    """Lock a file. Use the result in a `with` block, which releases the lock at its end.
 
     Args:
-        path: the file, which is created if it is missing.
-        timeout: seconds to wait for another process; negative: no limit.
-        poll_interval: seconds between two attempts.
+        path: lock file, created if missing.
+        timeout: number of seconds to wait for another process; negative: no limit.
+        poll_interval: number of seconds between attempts.
 
     Raises:
         Timeout: another process holds the lock.
-        InputError: the file system has no locks.
+        InputError: the file system does not support locks.
     """
     try:
-        # The fallback of filelock is a file that exists while the lock is held. A killed process would leave it behind.
+        # filelock's fallback is a file that exists while the lock is held. A killed process would leave the file
+        # behind.
         return FileLock(path, fallback_to_soft=False).acquire(timeout=timeout, poll_interval=poll_interval)
     except OSError as error:
         if error.errno != errno.ENOSYS:

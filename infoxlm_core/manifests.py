@@ -1,11 +1,11 @@
-"""Manifests of artifacts: the sizes and digests of all files of a directory, written last.
+"""Manifests of artifacts: the sizes and digests of all files in a directory, written last.
 
     {"kind": "corpus", "digest": "sha256:…", "files": {"mono/de/weblate.parquet": {"size": 1, "sha256": "…"}},
      "facts": {"lines": 3000}, "inputs": {"…": "sha256:…"}, "made_by": {"code": "…", "torch": "2.13.0"},
      "seal": "sha256:…"}
 
-`digest` covers kind, files and facts: equal content has an equal digest on every machine. `seal` covers the complete
-manifest, so that any change to it is detected. The module also has the functions that write files durably.
+`digest` covers kind, files and facts, so equal content has the same digest on every machine. `seal` covers the complete
+manifest, so any change to the manifest is detected. This module also has functions for writing files durably.
 """
 
 import errno
@@ -27,7 +27,7 @@ from infoxlm_core.errors import DataCorrupt, InputError, TryAgain
 
 NAME = "manifest.json"
 FINETUNING = 2
-"""Version of fine-tuning. Its artifact is a `classifier` in a pipeline and `tuned` in a suite."""
+"""Version of fine-tuning, whose artifacts are of kind `classifier` in a pipeline and `tuned` in a suite."""
 VERSIONS = {
     "corpus": 3,  # prepare_corpus
     "shards": 3,  # tokenize_corpus
@@ -42,11 +42,12 @@ VERSIONS = {
     "comparison": 4,  # compare
     "suite": 4,  # summarise
 }
-"""Version of each kind of artifact. Raise it when the same config and inputs produce different content: artifacts of
-earlier versions are not reused. `tests/infoxlm_core/stages/test_versions.py` fails if only the results change."""
+"""Version of each artifact kind. Raise a version when the same config and inputs produce different content, because
+artifacts of earlier versions are not reused. `tests/infoxlm_core/stages/test_versions.py` fails if results change
+without a new version."""
 
 _IGNORED = (NAME, "README.md", "LICENSE", ".gitattributes", ".gitignore", ".DS_Store")
-"""Names of files that readers ignore. Nested manifests belong to inner artifacts."""
+"""Names of files that verification ignores. Nested manifests belong to inner artifacts."""
 _KEYS_BEFORE_SEALS = {"kind", "digest", "files", "facts", "inputs", "made_by"}  # older manifests have no seal
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
@@ -61,7 +62,7 @@ class Entry(TypedDict):
 
 @user_files.allow_extra_keys
 class Manifest(TypedDict):
-    """The keys that every manifest has."""
+    """Keys of every manifest."""
 
     kind: str
     digest: str
@@ -70,22 +71,22 @@ class Manifest(TypedDict):
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 of a JSON value, independent of the order of its keys."""
+    """Return the SHA-256 digest of a JSON value. The order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
+    """Return a file's SHA-256 digest in hexadecimal."""
     with user_files.check_readable(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_files(path: Path) -> str:
-    """Return one SHA-256 over the name and content of a file, or of all files below a directory.
+    """Return a single SHA-256 digest of the names and contents of all files below a directory, or of one file.
 
     Raises:
-        InputError: a directory must not be listed.
+        InputError: a directory cannot be listed.
     """
     paths = [path] if path.is_file() else user_files.list_tree(path)
     digests = {}
@@ -97,7 +98,7 @@ def digest_files(path: Path) -> str:
 
 @cache
 def describe_software() -> dict[str, str]:
-    """Return the digest of this package's source code and the versions of libraries, which manifests record."""
+    """Return the digest of this package's source code and the versions of its libraries, for manifests."""
     root = Path(__file__).parent
     source_files = [path for path in sorted(root.rglob("*")) if path.suffix in (".py", ".j2", ".yaml")]
     source_digest = digest({str(path.relative_to(root)): file_sha256(path) for path in source_files})
@@ -106,14 +107,14 @@ def describe_software() -> dict[str, str]:
 
 
 def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
-    """Return the path of a file in a directory. Refuse a name that leads out of the directory.
+    """Join a directory and a file name. Reject names that lead out of the directory.
 
-    Names in manifests and listings cannot be trusted, because others may have written them.
+    Names in manifests and listings may come from an untrusted source.
 
     Args:
-        directory: the directory.
-        name: name of the file, with `/` between directories.
-        source: where the directory was copied from, for the error message.
+        directory: directory of the file.
+        name: file name relative to the directory, separated by `/`.
+        source: location from which the directory was copied, for the error message.
 
     Raises:
         InputError: the name is absolute, or one of its parts is empty, `.` or `..`.
@@ -128,17 +129,17 @@ def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
 
 
 def load(directory: Path) -> dict[str, Any]:
-    """Return the manifest of an artifact without verifying the files. Raise DataCorrupt if it is invalid."""
+    """Return an artifact's manifest without verifying its files. Raise DataCorrupt if the manifest is invalid."""
     return user_files.read_json(directory / NAME, Manifest, "build or copy the artifact again", DataCorrupt)
 
 
 def load_if_ours(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of an artifact, or None if the directory has no manifest of this pipeline."""
+    """Return a directory's manifest, or None if this pipeline did not write one there."""
     path = directory / NAME
     if not path.is_file():
         return None
     content = user_files.read_json(path, Any, "build or copy the artifact again", DataCorrupt)
-    # Other programs also write files of this name, with other keys.
+    # Other programs write files with the same name, but with different keys.
     if not isinstance(content, dict) or not Manifest.__required_keys__ <= content.keys():
         return None
     return load(directory)
@@ -146,12 +147,12 @@ def load_if_ours(directory: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file for writing, which replaces `path` when the `with` block ends without an error.
+    """Open a temporary file that replaces `path` when the `with` block ends without an error.
 
-    Readers see either the old or the new content, also after a crash. Several processes may write the file at the same
-    time: the last one to finish wins.
+    Readers see either the old or the new content, also after a crash. If several processes write the file at the same
+    time, the last to finish wins.
     """
-    # `tempfile` would make the file unreadable for other users.
+    # A file created by `tempfile` would be unreadable for other users.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -160,7 +161,7 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        if error.filename in (None, str(temporary)):  # errors of write() do not name the file
+        if error.filename in (None, str(temporary)):  # errors from write() do not name the file
             error.filename = str(path)
         raise
     finally:
@@ -169,28 +170,28 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file. Readers see either its old or its new content, also after a crash."""
+    """Write a file atomically. Readers see either the old or the new content, also after a crash."""
     with open_atomically(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
-    """Rename a finished directory. After a power cut, it is either complete or missing under its new path.
+    """Rename a finished directory durably. After a power cut, the new path is either complete or missing.
 
     Args:
-        partial: the finished directory.
-        final: its new path. If another process has already moved a complete directory there, it is not replaced.
+        partial: path of the finished directory.
+        final: new path of the directory. A complete directory from another process is not replaced.
         marker: name of a file that only complete directories contain.
 
     Raises:
         InputError: `final` is a file or a link.
     """
-    sync_tree(partial)  # the rename may reach the disk before the content
+    sync_tree(partial)  # otherwise, the rename could reach the disk before the content
     try:
         partial.replace(final)
     except OSError as error:
         is_link_or_file = final.is_symlink() or final.is_file()
-        if isinstance(error, NotADirectoryError) and is_link_or_file:  # the system's message would name `partial`
+        if isinstance(error, NotADirectoryError) and is_link_or_file:  # the system's message names `partial`
             raise InputError(f"{final} is not a directory: remove it") from None
         if not (final / marker).exists():
             raise
@@ -198,11 +199,11 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory and its parents, and flush them to disk, so that they survive a power cut."""
+    """Create a directory with its parents, and flush all new directories to disk."""
     missing_parents = [parent for parent in path.parents if not parent.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in (path, *missing_parents):
-        sync_file(directory.parent)  # the entry of a new directory is data of its parent
+        sync_file(directory.parent)  # a new directory's entry is stored in its parent
 
 
 def sync_tree(directory: Path) -> None:
@@ -212,7 +213,7 @@ def sync_tree(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file, or the entries of a directory, to disk. A directory without read permission is skipped."""
+    """Flush a file, or a directory's entries, to disk. Directories without read permission are skipped."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
@@ -221,7 +222,7 @@ def sync_file(path: Path) -> None:
         raise
     try:
         os.fsync(descriptor)
-    except OSError as error:  # some network file systems do not support it
+    except OSError as error:  # some network file systems do not support fsync
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -231,13 +232,13 @@ def sync_file(path: Path) -> None:
 def write(
     directory: Path, kind: str, facts: dict[str, Any] | None = None, inputs: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Write and return the manifest of all files below a directory. This is the last step of creating an artifact.
+    """Write and return the manifest of a finished artifact. The manifest lists all files below the directory.
 
     Args:
-        directory: the finished files of the artifact.
-        kind: kind of artifact, such as `corpus`.
-        facts: properties of the content that readers need, such as numbers of rows.
-        inputs: name of each input artifact -> its digest.
+        directory: directory of the artifact, which must be complete.
+        kind: artifact kind, such as `corpus`.
+        facts: properties of the content that readers need, such as row counts.
+        inputs: mapping from input artifact to digest.
     """
     files = {}
     for path in sorted(directory.rglob("*")):
@@ -252,13 +253,15 @@ def write(
 
 
 def _find_unlisted_file(directory: Path, listed_names: Collection[str]) -> Path | None:
-    """Return a file below a directory whose name is not in the manifest, or None. Files that do no harm are ignored."""
+    """Return a file below the directory that the manifest does not list, or None. Harmless files are ignored."""
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
-        is_in_hidden_directory = name.startswith(".") and "/" in name  # .git, or .cache of the Hugging Face client
+        is_in_hidden_directory = (
+            name.startswith(".") and "/" in name
+        )  # .git, or the Hugging Face client's .cache
         is_temporary = path.name.startswith(".") and path.suffix in (".lock", ".tmp")
         is_ignored = is_in_hidden_directory or is_temporary or path.name in _IGNORED
-        is_real_directory = path.is_dir() and not path.is_symlink()  # a linked directory may contain anything
+        is_real_directory = path.is_dir() and not path.is_symlink()  # a symbolic link may lead to any content
         if not is_ignored and not is_real_directory and name not in listed_names:
             return path
     return None
@@ -271,18 +274,18 @@ def load_verified(
     should_hash: Callable[[Path], bool] = lambda _: True,
     should_read: Callable[[Path], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """Return the manifest of an artifact after verifying its files.
+    """Verify an artifact's files and return its manifest.
 
     Args:
-        directory: the artifact.
-        kind: the expected kind of artifact.
-        producer: the stage that creates artifacts of this kind, for error messages.
-        should_hash: returns whether the digest of a file is verified; otherwise only its size is.
-        should_read: returns whether a file is verified at all; other files may be missing.
+        directory: directory of the artifact.
+        kind: expected artifact kind.
+        producer: stage that creates artifacts of this kind, for error messages.
+        should_hash: predicate for files whose digest is verified. For all other files, only the size is verified.
+        should_read: predicate for files to verify. All other files may be missing.
 
     Raises:
-        InputError: there is no manifest, or it describes another kind of artifact.
-        DataCorrupt: a file is missing, was changed or was added.
+        InputError: the manifest is missing or has a different kind.
+        DataCorrupt: a file is missing, changed or unlisted.
     """
     directory = Path(directory)
     manifest_path = directory / NAME
@@ -309,13 +312,13 @@ def _verify_files(
     should_hash: Callable[[Path], bool],
     should_read: Callable[[Path], bool],
 ) -> None:
-    """Verify the files that a manifest lists. Arguments: see `load_verified`."""
+    """Verify a manifest's files. Arguments: see `load_verified`."""
     try:
         for name, size_and_digest in manifest["files"].items():
             path = join_inside(manifest_path.parent, name)
             if should_read(Path(name)):
                 verify_file(path, size_and_digest, remedy, should_hash(Path(name)))
-    except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
+    except (InputError, OSError) as error:  # a name leads out of the directory or is too long
         known_error = user_files.translate_error(error, manifest_path)
         may_be_valid = isinstance(known_error, TryAgain) or isinstance(error, PermissionError)
         if may_be_valid:
@@ -324,7 +327,7 @@ def _verify_files(
 
 
 def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:
-    """Raise DataCorrupt if a manifest was changed after it was written, so that its own digests do not match."""
+    """Raise DataCorrupt if a manifest's digest or seal does not match its content."""
     content_digest = digest({name: manifest[name] for name in ("kind", "files", "facts")})
     if content_digest != manifest["digest"]:
         raise DataCorrupt(f"{path} has digest {manifest['digest']}, but its content has {content_digest}: {remedy}")
@@ -337,13 +340,13 @@ def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:
 
 
 def verify_file(path: Path, size_and_digest: dict[str, Any], remedy: str, should_hash: bool = True) -> None:
-    """Raise DataCorrupt if a file differs from its entry in a manifest.
+    """Raise DataCorrupt if a file differs from its manifest entry.
 
     Args:
-        path: the file.
-        size_and_digest: its entry in the manifest.
-        remedy: what the user can do, for the error message.
-        should_hash: whether to compare the digest. Otherwise compare only the size, which is fast.
+        path: path of the file.
+        size_and_digest: manifest entry of the file.
+        remedy: advice to the user, for the error message.
+        should_hash: whether to compare the digest. Otherwise only the size is compared, which is fast.
     """
     if not path.is_file():
         raise DataCorrupt(f"{path} is missing: {remedy}")

@@ -1,4 +1,4 @@
-"""Show the progress of a long loop: as a bar on a terminal, otherwise as log lines."""
+"""Show a long loop's progress, as a bar on a terminal and as log lines elsewhere."""
 
 import functools
 import logging
@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 logger = logging.getLogger(__name__)
-SECONDS_BETWEEN_LINES = 15.0  # a line for each unit would hide the other messages of a log
+SECONDS_BETWEEN_LINES = 15.0  # a line for each unit would drown other log messages
 
 
 def format_remaining_time(elapsed_seconds: float, finished_count: int, total_count: int) -> str:
-    """Return the expected remaining time of a loop in minutes and seconds, such as `3:20 left`.
+    """Format a loop's expected remaining time in minutes and seconds, such as `3:20 left`.
 
     Args:
-        elapsed_seconds: time that the finished units took.
+        elapsed_seconds: time spent on the finished units.
         finished_count: number of finished units.
-        total_count: number of all units.
+        total_count: total number of units.
     """
     seconds_per_unit = elapsed_seconds / finished_count
     remaining_seconds = seconds_per_unit * (total_count - finished_count)
@@ -28,7 +28,7 @@ def format_remaining_time(elapsed_seconds: float, finished_count: int, total_cou
 
 
 class _ProgressLog:
-    """Logs the progress of a loop at most once in `SECONDS_BETWEEN_LINES`."""
+    """Logs a loop's progress, at most once every `SECONDS_BETWEEN_LINES`."""
 
     def __init__(self, title: str, total: int, unit: str):
         self.title = title
@@ -38,7 +38,7 @@ class _ProgressLog:
         self.start_time = self.last_line_time = time.monotonic()
 
     def advance(self, count: int) -> None:
-        """Count more finished units."""
+        """Add finished units, and log the progress if the last line is old enough."""
         self.finished_count += count
         current_time = time.monotonic()
         if current_time - self.last_line_time < SECONDS_BETWEEN_LINES:
@@ -50,15 +50,15 @@ class _ProgressLog:
 
 @contextmanager
 def show_progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show the progress of the loop in a `with` block.
+    """Show the progress of a loop inside the `with` block.
 
     Args:
         title: name of the loop, such as "tokenizing".
         total: number of units that the loop processes.
-        unit: name of the units, in the plural.
+        unit: plural name of the units, such as "lines".
 
     Yields:
-        A function that takes the number of units that were finished since its last call.
+        Function to call with the number of units finished since the last call.
     """
     if not sys.stderr.isatty():
         yield _ProgressLog(title, total, unit).advance

@@ -1,4 +1,4 @@
-"""Read, override and validate the YAML file of a run, whose sections are the configs of the stages."""
+"""Read, override and validate a run's YAML file. Each section is the config of a stage."""
 
 import copy
 import json
@@ -25,12 +25,12 @@ from infoxlm_core.languages import two_letters
 from infoxlm_core.systems.translation.config import TranslationConfig
 from infoxlm_core.tasks.classification.task import ClassificationConfig
 
-MAX_SIZE = 1 << 18  # bytes of a config file; PyYAML needs minutes for a larger one
+MAX_SIZE = 1 << 18  # bytes; PyYAML would need minutes for a larger config file
 Config = TypeVar("Config", bound=StageConfig)
 
 
 class RunConfig(StageConfig):
-    """All settings of a run of the pipeline."""
+    """All settings of a pipeline run."""
 
     preparation: PreparationConfig
     tokenization: TokenizationConfig = TokenizationConfig()
@@ -39,15 +39,15 @@ class RunConfig(StageConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
     registration: RegistrationConfig = RegistrationConfig()
     translation: TranslationConfig | None = None
-    """Settings of a translator. If set, `infoxlm run` trains a translator instead of a sentence encoder, without
-    fine-tuning."""
+    """Settings of a translator. If set, `infoxlm run` trains a translator instead of a sentence encoder, and does not
+    fine-tune."""
 
     data_workers: NonNegativeInt = 0
-    """Number of Ray workers that prepare and tokenize text, one for each CPU core. 0: the calling process does the
-    work. This number affects the speed, but not the results."""
+    """Number of Ray workers for preparing and tokenizing text, one per CPU core. 0: the calling process does the work.
+    This number affects the speed, but not the results."""
 
     num_workers: NonNegativeInt = 0
-    """Number of Ray workers of pre-training and fine-tuning, one for each GPU or CPU core. 0: the calling process
+    """Number of Ray workers for pre-training and fine-tuning, one per GPU or CPU core. 0: the calling process
     trains."""
 
     @model_validator(mode="after")
@@ -66,7 +66,7 @@ class RunConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_translation(self) -> Self:
-        """Check that a translator starts from XLM and has text in its languages and a virtual shard for each worker."""
+        """Check a translator's start (system xlm), its languages, and the number of workers."""
         translation = self.translation
         if translation is None:
             return self
@@ -86,25 +86,25 @@ class RunConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_gate(self) -> Self:
-        """Check that the evaluation measures the metrics of the gate."""
+        """Check that evaluation measures the gate's metrics."""
         for metric in self.registration.gates:
             if metric.startswith("guard/") and self.evaluation.guard is None:
                 raise ValueError(f"registration.gate names {metric}: set evaluation.guard, or remove the metric")
         return self
 
     def check_whole_run(self) -> None:
-        """Check that the prepared text will suffice for every step of the pipeline.
+        """Check that the prepared text will suffice for every pipeline step.
 
-        Validation does not include this check, because text can be prepared and a run planned without held-out pairs.
+        Validation omits this check, because preparing text and planning a run need no held-out pairs.
 
         Raises:
-            ConfigError: nothing is held out for the evaluation, the gate needs a metric that the run cannot measure,
-                the labelled text would have a single label, or none of it is in a language that fine-tuning uses.
+            ConfigError: no pairs are held out for evaluation, the run cannot measure a metric of the gate, the labelled
+                text would have a single label, or fine-tuning uses none of its languages.
         """
         preparation = self.preparation
         if not preparation.holds_out_pairs:
             raise ConfigError(
-                "preparation: no translation pairs are held out, and the evaluation needs some: set held_out_share, or "
+                "preparation: no translation pairs are held out, but evaluation needs them: set held_out_share, or "
                 "name a corpus of pairs in held_out"
             )
         has_prepared_labels = len(preparation.labels) > 1
@@ -124,7 +124,7 @@ class RunConfig(StageConfig):
             self._check_languages_of_labels()
 
     def _check_languages_of_labels(self) -> None:
-        """Check that fine-tuning trains on a language of the prepared labelled text."""
+        """Check that the prepared labelled text has a training language of fine-tuning."""
         train_languages = {two_letters(language) for language in self.finetuning.train_languages}
         if train_languages.isdisjoint(map(two_letters, self.preparation.languages)):
             raise ConfigError(
@@ -134,7 +134,8 @@ class RunConfig(StageConfig):
             )
 
     def resolve_tokenizer(self) -> Self:
-        """Return the config with the tokenizer of the start of pre-training, if it names no tokenizer of its own."""
+        """Return the config with its tokenizer set. If the config names none, use the tokenizer of
+        `pretraining.model.start`."""
         start = self.pretraining.model.start
         if self.tokenization.model or not start or self.pretraining.system != "infoxlm":
             return self
@@ -143,22 +144,22 @@ class RunConfig(StageConfig):
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Reads YAML 1.2, in which `no` is a string and 0400 is the number 400. Refuses anchors, tags and repeated keys."""
+    """Reads YAML 1.2, in which `no` is a string and 0400 is the number 400. Rejects anchors, tags and repeated keys."""
 
     # The inherited resolvers implement YAML 1.1, in which `no` is false and 1:30 is 90.
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Read the next node. Raise ConfigError if it has an anchor or is an alias."""
+        """Read the next node. Raise ConfigError if the node has an anchor or is an alias."""
         event = self.peek_event()
-        # Anchors and their aliases have this attribute. A few nested aliases can expand to gigabytes.
+        # Events of anchors and aliases have this attribute. A few nested aliases can expand to gigabytes.
         if getattr(event, "anchor", None):
             line_number = event.start_mark.line + 1
             raise ConfigError(f"line {line_number}: anchors and aliases are not allowed")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping of a node. Raise ConfigError if a key occurs twice."""
+        """Return a node's mapping. Raise ConfigError if a key occurs twice."""
         mapping = super().construct_mapping(node, deep)
         if len(mapping) == len(node.value):
             return mapping
@@ -172,14 +173,14 @@ class StrictLoader(yaml.SafeLoader):
         return mapping
 
     def construct_integer(self, node: Any) -> int:
-        """Return the integer of a node, such as 12, 0o14 or 0xC."""
+        """Return a node's integer, written as 12, 0o14 or 0xC."""
         text = self.construct_scalar(node)
-        # Base 0 reads the prefix, but refuses decimal numbers with leading zeros, which YAML 1.2 allows.
+        # Base 0 parses the prefix, but rejects leading zeros in decimal numbers, which YAML 1.2 allows.
         base = 0 if text.startswith(("0o", "0x")) else 10
         return int(text, base)
 
 
-# The core schema of YAML 1.2, section 10.3.2: tag, pattern, and the first characters of words that may match it.
+# The core schema of YAML 1.2, section 10.3.2: tag, pattern, and possible first characters of a matching word.
 for _tag, _pattern, _first_characters in (
     ("null", r"null|Null|NULL|~|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -193,19 +194,19 @@ StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_int
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read the YAML file of a run and apply overrides such as `pretraining.optimization.steps=100`.
+    """Read a run's YAML file and apply overrides such as `pretraining.optimization.steps=100`.
 
     Raises:
-        ConfigError: one line with file, field, value and rule.
+        ConfigError: the file or a field is invalid. The message names the file, the field, its value and the rule.
     """
     return load_config(RunConfig, path, overrides)
 
 
 def load_config(config_class: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file as a config of any class, and apply overrides such as `tasks.xnli.seeds=[1]`.
+    """Read a config of any class from a YAML file, and apply overrides such as `tasks.xnli.seeds=[1]`.
 
     Raises:
-        ConfigError: one line with file, field, value and rule.
+        ConfigError: the file or a field is invalid. The message names the file, the field, its value and the rule.
     """
     path = Path(path)
     if not path.is_file():
@@ -218,7 +219,7 @@ def load_config(config_class: type[Config], path: Path | str, overrides: Sequenc
             raise ConfigError("the file must contain a mapping of sections")
         return config_class.parse(values)
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())  # messages of PyYAML have several lines
+        reason = " ".join(str(error).split())  # PyYAML's messages have several lines
         raise ConfigError(f"{path}: {reason}") from None
 
 
@@ -234,16 +235,16 @@ def apply_override(values: Any, assignment: str) -> None:
 def parse_with_overrides(
     config_class: type[Config], values: Mapping[str, Any], overrides: Mapping[str, Any], section: str
 ) -> Config:
-    """Return a config after replacing some of its values.
+    """Parse a config and replace some of its values.
 
     Args:
         config_class: class of the config.
-        values: the values of its fields.
+        values: field values of the config.
         overrides: new values by dotted name, such as {"tasks.xnli.seeds": [1, 2]}.
-        section: name of the config, for the error message.
+        section: dotted name of the config, for the error message.
 
     Raises:
-        ConfigError: a field is invalid; the message names the first one.
+        ConfigError: a field is invalid. The message names the first invalid field.
     """
     config = config_class.parse(values, section)
     if not overrides:
@@ -257,15 +258,16 @@ def parse_with_overrides(
 def override_sections(
     sections: Mapping[str, Any], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> dict[str, Any]:
-    """Return the sections of a run with new values for some fields, and with the defaults of all others.
+    """Return a run's sections with some values replaced and all defaults filled in.
 
     Args:
-        sections: name of each section -> its values.
+        sections: mapping from section name to field values.
         overrides: new values by dotted name, such as {"pretraining.optimization.steps": 2000}.
         num_workers: number of training workers, which some rules limit.
 
     Raises:
-        ConfigError: a field is wrong, or the text does not suffice, see `RunConfig.check_whole_run`.
+        ConfigError: a field is invalid, or
+            `RunConfig.check_whole_run` fails.
     """
     values = copy.deepcopy(dict(sections))
     for name, value in overrides.items():
@@ -278,7 +280,7 @@ def override_sections(
         set_by_name(values, name, value, f"override {name!r}")
     run = RunConfig.parse({**values, "num_workers": num_workers})
     run.check_whole_run()
-    # The tokenizer is resolved here and not when the file is read, because an override may name another start.
+    # Resolve the tokenizer only after the overrides, which may name a different `start`.
     resolved_values = run.resolve_tokenizer().model_dump(mode="json", exclude_none=True)
     return {name: resolved_values[name] for name in sections}
 
@@ -286,17 +288,17 @@ def override_sections(
 def override_all_trials(
     sections: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> list[dict[str, Any]]:
-    """Return the trials of an ablation with the same new values in each of them.
+    """Apply the same overrides to every trial of an ablation, and return the trials.
 
     Args:
-        sections: sections that all trials share: name of each section -> its values.
-        trials: for each trial, the sections in which it differs, and under `trial` its variant and seed.
+        sections: mapping from section name to field values, for the sections that all trials share.
+        trials: sections that differ for each trial, with the variant and seed under the key `trial`.
         overrides: new values by dotted name, such as {"pretraining.optimization.steps": 2000}.
         num_workers: number of training workers, which some rules limit.
 
     Raises:
-        ConfigError: a field is wrong; an override sets a field in which the trials differ; or the trials have different
-            tokenizers.
+        ConfigError: a field is invalid, an override sets a field in which the trials differ, or the trials have
+            different tokenizers.
     """
     _check_overrides_of_trials(trials, overrides)
     changed_trials: list[dict[str, Any]] = []
@@ -316,9 +318,9 @@ def override_all_trials(
 
 
 def _list_trial_settings(run: RunConfig) -> dict[str, Any]:
-    """Return the sections of a run that belong to a trial, without defaults.
+    """Return the sections of a trial without default values.
 
-    All trials together are one parameter of a pipeline, whose size is limited.
+    All trials together form one pipeline parameter, and its size is limited.
     """
     values = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     settings: dict[str, Any] = {}
@@ -345,11 +347,11 @@ def _check_overrides_of_trials(trials: Sequence[Mapping[str, Any]], overrides: M
             raise ConfigError(f"overrides: {name!r}: each trial has its own seed: change `trials`")
         distinct_values = {json.dumps(_find_by_name(values, name)) for values in values_of_trials}
         if len(distinct_values) > 1:
-            raise ConfigError(f"overrides: {name!r}: the variants differ in it: change `trials`")
+            raise ConfigError(f"overrides: {name!r}: the variants differ in this field: change `trials`")
 
 
 def _find_by_name(values: Any, name: str) -> Any:
-    """Return a value in a mapping of sections by its dotted name, or None if it is missing."""
+    """Return a value in nested mappings by its dotted name, or None if the value is missing."""
     for key in name.split("."):
         values = values.get(key) if isinstance(values, dict) else None
     return values

@@ -1,7 +1,7 @@
-"""Read files of users safely: refuse pipes and devices, validate JSON, translate errors of the operating system.
+"""Read users' files safely: refuse pipes and devices, validate JSON, and translate operating system errors.
 
-Opening a named pipe blocks forever, reading a device never ends, and valid JSON may have any structure. All of them
-raise an error that names the file and the remedy.
+Opening a named pipe blocks forever, reading a device never ends, and valid JSON may have any structure. Instead, the
+functions raise an error that names the file and the remedy.
 """
 
 import codecs
@@ -17,8 +17,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from infoxlm_core.errors import EncodingError, InfoXLMError, InputError, StorageFull, StorageUnavailable
 
 allow_extra_keys = with_config(ConfigDict(extra="allow"))
-"""Decorator for a TypedDict that lists only some keys of a JSON object."""
-MAX_JSON = 256 << 20  # bytes of a JSON file; the tokenizer.json of a large vocabulary has 20 MB
+"""Decorator for a TypedDict that need not list all keys of a JSON object."""
+MAX_JSON = 256 << 20  # bytes; the tokenizer.json of a large vocabulary has 20 MB
 
 _OTHER_FILE_TYPES = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -45,25 +45,26 @@ _REMEDIES = {
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error reports a full disk."""
+    """Return whether an error reports a full disk or quota."""
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return True
-    # Libraries quote the system's message in errors of other classes.
+    # Libraries quote the system's message in errors of their own classes.
     messages = ("No space left", "Disk quota exceeded", "os error 28", "os error 122", "database or disk is full")
     return any(message in str(error) for message in messages)
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether an error is a panic of a Rust library: a BaseException whose class cannot be imported."""
+    """Return whether an error is a Rust library's panic. Its class derives from BaseException and cannot be
+    imported."""
     return type(error).__name__ == "PanicException"
 
 
 def translate_error(error: BaseException, source: object = "") -> InfoXLMError | None:
-    """Translate an error of the operating system to an `InfoXLMError`. Return None if a user cannot fix the cause.
+    """Translate an operating system error to an `InfoXLMError`. Return None if a user cannot fix the cause.
 
     Args:
-        error: the error, or a library's error that wraps it.
-        source: the file that was read or written, if the error does not name it.
+        error: the system's error, or a library's error that quotes its message.
+        source: file that was read or written, for errors without a file name.
     """
     message = " ".join(str(error).split())[:300]
     if is_full(error):
@@ -84,14 +85,14 @@ def translate_error(error: BaseException, source: object = "") -> InfoXLMError |
 
 
 def check_readable(path: Path) -> Path:
-    """Return the path if it is a regular file, or a link to one.
+    """Check that a path leads to a regular file, and return the path.
 
     Raises:
-        InputError: the file is missing or not accessible, or is a directory, a pipe, a socket or a device.
+        InputError: the file is missing or inaccessible, or is a directory, pipe, socket or device.
     """
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+    except (OSError, ValueError) as error:  # ValueError: null character in the name
         message = f"{path!s:.200}: no such file: give an existing file"
         raise translate_error(error, path) or InputError(message) from None
     for has_type, type_name in _OTHER_FILE_TYPES:
@@ -101,10 +102,10 @@ def check_readable(path: Path) -> Path:
 
 
 def list_tree(directory: Path) -> list[Path]:
-    """Return the sorted paths of all files and directories below a directory. Linked directories are not followed.
+    """Return the sorted paths of all files and directories below a directory, without following linked directories.
 
     Raises:
-        InputError: a directory must not be listed. `Path.rglob` would skip it, so its text would be missing unnoticed.
+        InputError: a directory cannot be listed. `Path.rglob` would silently skip its files.
     """
     if not directory.is_dir():
         return []
@@ -120,7 +121,7 @@ def list_tree(directory: Path) -> list[Path]:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file. Raise InputError if it has more than `max_bytes` bytes or cannot be read."""
+    """Return a file's content. Raise InputError if the file is unreadable or larger than `max_bytes`."""
     try:
         size = check_readable(path).stat().st_size
         if size > max_bytes:
@@ -132,12 +133,12 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """Return the content of a UTF-8 file without its byte order mark. Raise EncodingError if it is not UTF-8."""
+    """Return a UTF-8 file's text without a byte order mark. Raise EncodingError if the file is not UTF-8."""
     return decode(read_bytes(path, max_bytes), str(path))
 
 
 def decode(content: bytes, source: str) -> str:
-    """Decode UTF-8 with or without a byte order mark. Raise EncodingError with the first invalid byte."""
+    """Decode UTF-8 and remove the byte order mark. Raise EncodingError with the position of the first invalid byte."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -158,11 +159,11 @@ def parse_json(
     """Parse JSON and validate its structure.
 
     Args:
-        content: the JSON text.
-        expected_type: such as `dict[str, float]` or a TypedDict.
-        source: name of the file, for the error message.
-        remedy: what the user can do, for the error message.
-        error_class: class of the error that is raised if the text is invalid.
+        content: JSON text.
+        expected_type: type of the value, such as `dict[str, float]` or a TypedDict.
+        source: file name, for the error message.
+        remedy: advice to the user, for the error message.
+        error_class: error to raise if the text is invalid.
     """
     try:
         return _make_adapter(expected_type).validate_json(content, strict=True)
@@ -171,7 +172,7 @@ def parse_json(
 
 
 def validate(value: Any, expected_type: Any, source: object, remedy: str) -> Any:
-    """Return a value if it has the expected type, else raise InputError. Arguments: see `parse_json`."""
+    """Return the value if it has the expected type; otherwise raise InputError. Arguments: see `parse_json`."""
     try:
         return _make_adapter(expected_type).validate_python(value, strict=True)
     except ValidationError as error:
@@ -179,7 +180,7 @@ def validate(value: Any, expected_type: Any, source: object, remedy: str) -> Any
 
 
 def _describe_first(validation_error: ValidationError) -> str:
-    """Return the location of the first error in a JSON value, and its message."""
+    """Describe a value's first error by its location and message."""
     error = validation_error.errors(include_input=False, include_url=False)[0]
     location = "".join(f"{key!s:.80}: " for key in error["loc"])
     return location + error["msg"]
@@ -189,8 +190,8 @@ def read_json(path: Path, expected_type: Any, remedy: str, error_class: type[Inf
     """Read and validate a JSON file. Arguments: see `parse_json`.
 
     Raises:
-        InfoXLMError: of class `error_class` if the file is missing or invalid.
-        InputError: this user must not read the file.
+        error_class: the file is missing or invalid.
+        InputError: the user lacks permission to read the file.
     """
     try:
         content = read_bytes(path, MAX_JSON)

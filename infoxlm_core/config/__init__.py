@@ -1,7 +1,7 @@
-"""Typed configs, one class for each stage of the pipeline.
+"""Typed configs, one class for each pipeline stage.
 
-Unknown field names are errors, and values are validated. The docstring under a field gives its meaning and unit. The
-YAML file of a run (`run_file.py`) and the parameters of the pipeline use the same names.
+Unknown field names are errors, and values are validated. The docstring under a field gives its meaning and unit. A
+run's YAML file (`run_file.py`) and the pipeline parameters use the same names.
 """
 
 from infoxlm_core.config.base import StageConfig

@@ -1,4 +1,4 @@
-"""The base class of all configs: frozen, strict about field names, with one-line error messages."""
+"""Base class of all configs: frozen, strict about field names, with one-line error messages."""
 
 import math
 from collections.abc import Mapping
@@ -11,22 +11,23 @@ from infoxlm_core import languages
 from infoxlm_core.errors import ConfigError
 
 LARGEST_NUMBER = 2**53 - 1
-"""Kubeflow Pipelines passes numbers as doubles, which cannot represent all larger integers."""
+"""Largest integer in a config. Kubeflow Pipelines passes numbers as doubles, which cannot represent every larger
+integer."""
 LARGEST_FLOAT = 3.4028234663852886e38
-"""The largest fp32 number; training computes in fp32."""
+"""Largest float in a config: the largest fp32 number, because training computes in fp32."""
 
 
 def _check_number(value: Any) -> Any:
-    """Refuse values that pydantic would convert to a number, such as `true` and "300", and values beyond fp32."""
+    """Reject booleans and strings, which pydantic would convert to numbers, and values beyond fp32."""
     if isinstance(value, str | bool):
         raise PydanticCustomError("number", "Input should be a valid number")
     if isinstance(value, int | float) and LARGEST_FLOAT < abs(value) < math.inf:
-        raise PydanticCustomError("number", "Input should be at most 3.4e38, the largest number of fp32")
+        raise PydanticCustomError("number", "Input should be at most 3.4e38, the largest fp32 number")
     return value
 
 
 def _check_whole(value: Any) -> Any:
-    """Refuse values that pydantic would convert to an integer, and integers that a double cannot represent."""
+    """Reject booleans and strings, which pydantic would convert to integers, and integers too large for a double."""
     if isinstance(value, str | bool):
         raise PydanticCustomError("number", "Input should be a valid integer")
     if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
@@ -35,14 +36,14 @@ def _check_whole(value: Any) -> Any:
 
 
 def _check_language(code: str) -> str:
-    """Refuse two letters that are not an ISO 639-1 code. Three-letter codes are not checked."""
+    """Reject two-letter codes outside ISO 639-1. Three-letter codes are not checked."""
     if len(code) == 2 and not languages.is_known(code):
         raise PydanticCustomError("language", "Input should be an ISO 639-1 language code, such as de")
     return code
 
 
 def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with overrides. Mappings in both are merged recursively; other values are replaced."""
+    """Return the values with the overrides applied. Nested mappings are merged, other values replaced."""
     merged = dict(values)
     for key, override in overrides.items():
         value = merged.get(key)
@@ -54,16 +55,16 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def set_by_name(values: Any, name: str, new_value: Any, location: str) -> None:
-    """Set a value in nested mappings by its dotted name, such as `optimization.steps`. Add missing mappings.
+    """Set a value in nested mappings by its dotted name, such as `optimization.steps`. Create missing mappings.
 
     Args:
         values: the outermost mapping, as read from a YAML file.
-        name: the dotted name.
+        name: dotted name of the value.
         new_value: the value to set.
-        location: where the name comes from, for the error message.
+        location: origin of the name, for the error message.
 
     Raises:
-        ConfigError: a name before the last one belongs to a value that is not a mapping.
+        ConfigError: the dotted name leads through a value that is not a mapping.
     """
     *section_names, field_name = name.split(".")
     section = values
@@ -77,9 +78,9 @@ def set_by_name(values: Any, name: str, new_value: Any, location: str) -> None:
 
 
 def layer_count_or(*names: str) -> BeforeValidator:
-    """Return a validator for a number of layers or one of some names, such as `last`.
+    """Return a validator that accepts a layer number or one of the names, such as `last`.
 
-    The error of a union type would describe each alternative on its own.
+    With a union type, pydantic would report a separate error for each alternative.
     """
     layer_count = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])
 
@@ -101,13 +102,13 @@ NonNegativeInt = Annotated[Whole, Field(ge=0)]
 Number = Annotated[float, BeforeValidator(_check_number)]
 PositiveFloat = Annotated[Number, Field(gt=0)]
 Flag = Annotated[bool, Field(strict=True)]
-"""true or false; "yes" and 1 are errors."""
+"""Strict boolean: true or false. "yes" and 1 are errors."""
 Share = Annotated[Number, Field(ge=0, le=1)]
 Weight = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 Source = Annotated[str, Field(min_length=1)]
 """Path or URI of a model or data. It must not be empty: an unset variable would mean the current directory."""
 Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$"), AfterValidator(_check_language)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]  # becomes a part of file names
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]  # used in file names
 
 
 class StageConfig(BaseModel):
@@ -116,12 +117,13 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     added_later: ClassVar[tuple[str, ...]] = ()
-    """Fields that were added after artifacts had been stored. At their defaults, they are not part of artifact keys."""
+    """Fields that are newer than some stored artifacts. Artifact keys omit them at their default values."""
 
     def result_fields(self) -> dict[str, Any]:
-        """Return the fields that affect the result, for artifact keys: all except saving, logging and probing.
+        """Return the fields that affect the result: all except those for saving, logging and probing.
 
-        Fields in `added_later` are omitted at their defaults, so that the keys of older artifacts do not change.
+        Artifact keys are digests of these fields. Fields in `added_later` are omitted at their default values, so that
+        the keys of older artifacts do not change.
         """
         fields = self.model_dump(mode="json", exclude={"checkpoints", "log_every", "probe"})
         _omit_added_fields(self, fields)
@@ -129,14 +131,14 @@ class StageConfig(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], section: str = "") -> Self:
-        """Return a config after validating its fields.
+        """Validate the fields and return the config.
 
         Args:
-            values: the fields, as read from a YAML file.
-            section: dotted name of the config in its file, for the error message.
+            values: field values, as read from a YAML file.
+            section: dotted name of the config within its file, for the error message.
 
         Raises:
-            ConfigError: a field is invalid; the message names the first one, its value and the rule.
+            ConfigError: a field is invalid. The message names the first invalid field, its value and the rule.
         """
         try:
             return cls.model_validate(values)
@@ -145,7 +147,7 @@ class StageConfig(BaseModel):
 
 
 def _describe_error(config_class: type[StageConfig], error: ValidationError, section: str) -> str:
-    """Return one line with the name, the rule and the value of the first invalid field."""
+    """Describe the first invalid field in one line: its name, the rule and its value."""
     first_error = error.errors()[0]
     location = first_error["loc"]
     field = ".".join(str(name) for name in (section, *location) if name != "")
@@ -153,7 +155,7 @@ def _describe_error(config_class: type[StageConfig], error: ValidationError, sec
     if first_error["type"] == "extra_forbidden":
         valid_names = ", ".join(sorted(_list_fields_at(config_class, location[:-1])))
         reason = f"unknown name; known are {valid_names}"
-    elif first_error["type"] != "value_error":  # the messages of our own validators already name the value
+    elif first_error["type"] != "value_error":  # our own validators already name the value
         reason += f", not {first_error['input']!r:.120}"
     further_error_count = error.error_count() - 1
     further_errors = f" (and {further_error_count} more)" if further_error_count else ""
@@ -161,7 +163,7 @@ def _describe_error(config_class: type[StageConfig], error: ValidationError, sec
 
 
 def _omit_added_fields(config: StageConfig, values: dict[str, Any]) -> None:
-    """Remove the fields in `added_later` that have their default values, also from the configs inside this one."""
+    """Remove all fields listed in `added_later` that have their default values. Nested configs are included."""
     for name, value in config:
         if name in config.added_later and value == type(config).model_fields[name].default:
             del values[name]
@@ -174,17 +176,17 @@ def _omit_added_fields(config: StageConfig, values: dict[str, Any]) -> None:
 
 
 def _list_fields_at(config_class: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Return the field names of a config inside another config.
+    """Return the field names of a nested config.
 
     Args:
-        config_class: class of the outer config.
-        location: field names, list indices and mapping keys that lead to the inner config, as in pydantic's errors.
+        config_class: class of the outermost config.
+        location: path to the nested config as pydantic reports it: field names, list indices and mapping keys.
     """
     for name_or_index in location:
         field = config_class.model_fields.get(str(name_or_index))
-        if field is None:  # an index or a key, which does not change the class
+        if field is None:  # an index or a key leads to no other class
             continue
-        # The annotation is the config itself, or a container such as tuple[CorpusSource, ...].
+        # The annotation is a config class, or a container such as tuple[CorpusSource, ...].
         for annotation in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if isinstance(annotation, type) and issubclass(annotation, BaseModel):
                 config_class = annotation

@@ -1,4 +1,4 @@
-"""Describe config fields for the console and the documentation, with the docstrings under the fields."""
+"""Describe config fields, from their types and docstrings, for the console and the documentation."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ _BOUND_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "len
 
 @dataclass(frozen=True)
 class Setting:
-    """Describes one setting of a YAML file. The name is dotted, as in `--set`."""
+    """One setting of a YAML file. Its name is dotted, as in `--set`."""
 
     name: str
     type: str
@@ -28,12 +28,12 @@ class Setting:
 def list_settings(
     config_class: type[StageConfig], prefix: str = "", defaults: StageConfig | None = None
 ) -> Iterator[Setting]:
-    """Yield every setting of a config and of the configs inside it.
+    """Yield every setting of a config and its nested configs.
 
     Args:
         config_class: class of the config.
-        prefix: dotted name of the section with a final dot, or an empty string.
-        defaults: a config whose values are listed as defaults; None: list the defaults of the class.
+        prefix: dotted name of the config's section with a final dot, or an empty string.
+        defaults: config whose values are listed as defaults. None: the defaults of the class.
     """
     for name, field in config_class.model_fields.items():
         default = field.get_default(call_default_factory=True) if defaults is None else getattr(defaults, name)
@@ -51,16 +51,16 @@ def list_settings(
 
 
 def format_settings(settings: Iterable[Setting]) -> str:
-    """Return two lines for each setting, for the console."""
+    """Format settings for the console, with two lines for each setting."""
     lines = [f"{setting.name}: {setting.default}  ({setting.type})\n    {setting.meaning}" for setting in settings]
     return "\n".join(lines)
 
 
 def format_tables(config_classes: Mapping[str, type[StageConfig]]) -> str:
-    """Return a table of the settings of each config, in Markdown.
+    """Return a Markdown table of settings for each config.
 
     Args:
-        config_classes: heading of each table -> class of the config.
+        config_classes: mapping from table heading to config class.
     """
     lines = []
     for title, config_class in config_classes.items():
@@ -68,7 +68,7 @@ def format_tables(config_classes: Mapping[str, type[StageConfig]]) -> str:
         lines += ["| name | value | default | meaning |", "|---|---|---|---|"]
         for setting in list_settings(config_class):
             cells = (f"`{setting.name}`", setting.type, f"`{setting.default}`", setting.meaning)
-            row = " | ".join(cell.replace("|", "\\|") for cell in cells)  # a bare | would start another cell
+            row = " | ".join(cell.replace("|", "\\|") for cell in cells)  # an unescaped | would start a new cell
             lines.append(f"| {row} |")
         lines.append("")
     return "\n".join(lines)
@@ -79,7 +79,7 @@ def _join_lines(docstring: str | None) -> str:
 
 
 def _find_inner_config(annotation: Any) -> type[StageConfig] | None:
-    """Return the config class of a field, or of the elements of a field that is a tuple or mapping."""
+    """Return the config class in a field's annotation, also inside a tuple or mapping, or None."""
     if isinstance(annotation, type) and issubclass(annotation, StageConfig):
         return annotation
     arguments = get_args(annotation)
@@ -91,7 +91,8 @@ def _find_inner_config(annotation: Any) -> type[StageConfig] | None:
 
 
 def _find_suffix(annotation: Any) -> str:
-    """Return what follows a field's name in the name of its elements: `[]` for a tuple, `.NAME` for a mapping."""
+    """Return the suffix with which the dotted name of a field addresses its elements: `[]` in a tuple, `.NAME` in a
+    mapping."""
     if _is_optional(annotation):
         return _find_suffix(get_args(annotation)[0])
     if get_origin(annotation) is tuple:
@@ -120,22 +121,22 @@ def _describe_annotation(annotation: Any) -> str:
         return " · ".join(f"`{value}`" for value in arguments)
     types = [_describe_annotation(argument) for argument in arguments if argument is not ...]
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(types))  # two members may have the same description
+        return " or ".join(dict.fromkeys(types))  # several members may have the same description
     if origin is tuple and arguments[-1] is not ...:
         return f"[{', '.join(types)}]"
     if origin in (tuple, list):
         return f"list of {types[0]}"
     if origin is dict:
         return f"mapping of {types[0]} to {types[1]}"
-    return _TYPE_NAMES.get(annotation, "mapping")  # all other annotations are configs
+    return _TYPE_NAMES.get(annotation, "mapping")  # every other annotation is a config class
 
 
 def _describe_bounds(metadata: Iterable[Any]) -> list[str]:
-    """Return the bounds among an annotation's metadata, such as `>= 0`."""
+    """Describe the bounds in an annotation's metadata, such as `>= 0`."""
     constraints: list[Any] = []
     for item in metadata:
         constraints.append(item)
-        constraints += getattr(item, "metadata", ())  # pydantic's Field has its bounds in its own metadata
+        constraints += getattr(item, "metadata", ())  # pydantic's Field stores its bounds in its own metadata
     bounds = []
     for constraint in constraints:
         for name, sign in _BOUND_SIGNS.items():

@@ -1,4 +1,4 @@
-"""The config of `pretrain`: model, objectives, contrast and batches."""
+"""Config of `pretrain`: model, objectives, contrast and batches."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -21,57 +21,57 @@ from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, Optimiz
 
 
 class ModelConfig(StageConfig):
-    """Size of the encoder, or the checkpoint from which training starts."""
+    """Encoder size, or the model from which training starts."""
 
     added_later: ClassVar[tuple[str, ...]] = ("frozen", "precision")
 
     start: Source | None = None
     """Model to continue from: a Hugging Face directory, `s3://bucket/prefix`, a hub name such as
-    `FacebookAI/xlm-roberta-base`, or `models:/NAME@ALIAS`. System infoxlm takes models of the types xlm-roberta,
-    roberta, bert and distilbert, with or without a head, and exports them in their own class. The sizes of this model
-    replace the sizes below. null: random weights."""
+    `FacebookAI/xlm-roberta-base`, or `models:/NAME@ALIAS`. System infoxlm accepts the model types xlm-roberta, roberta,
+    bert and distilbert, with or without a head, and exports the same type. The sizes of this model replace the sizes
+    below. null: random weights."""
 
     layers: Annotated[Whole, Field(gt=0, le=1000)] = 12
     """Number of Transformer layers: 12 in the base size, 24 in the large size."""
 
     hidden: Annotated[Whole, Field(gt=0, le=2**17)] = 768
-    """Number of dimensions of the hidden vector of a token. It must be a multiple of `heads`."""
+    """Number of dimensions of a token's hidden vector. It must be a multiple of `heads`."""
 
     ffn: Annotated[Whole, Field(gt=0, le=2**20)] = 3072
-    """Number of dimensions inside the feed-forward part of a layer. XLM-R uses four times `hidden`."""
+    """Number of dimensions inside each layer's feed-forward block. XLM-R uses four times `hidden`."""
 
     heads: Annotated[Whole, Field(gt=0, le=2**12)] = 12
-    """Number of attention heads of each layer. In XLM-R, each head has 64 dimensions."""
+    """Number of attention heads per layer. In XLM-R, each head has 64 dimensions."""
 
     max_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
-    """Number of tokens of the longest sequence that the model can read, special tokens included."""
+    """Largest sequence length that the model can read, in tokens including special tokens."""
 
     frozen: Annotated[int | Literal["none", "embeddings"], layer_count_or("none", "embeddings")] = "none"
-    """Weights of the start that are not trained. Frozen weights need no memory for gradients and Adam moments. none:
-    all weights are trained · embeddings: the embeddings of words, positions and token types · a number n: the
-    embeddings and the n lowest layers."""
+    """Weights of `start` that are not trained. Frozen weights need no memory for gradients and Adam moments. none: all
+    weights are trained · embeddings: the embeddings of words, positions and token types · a number n: the embeddings
+    and the n lowest layers."""
 
     dropout: Share = 0.0
-    """Dropout probability of embeddings, attention weights and layer outputs. The command of the released code uses 0.
-    Exact comparisons of runs also need 0."""
+    """Dropout probability of embeddings, attention weights and layer outputs. The training command of the released code
+    uses 0. Exact comparisons of runs also need 0."""
 
     sharded: Flag = False
-    """Whether W workers each store 1/W of the weights, gradients, Adam moments and key encoder. They gather each layer
-    when they compute it. Use it if the encoder does not fit into memory. It needs 16 / W instead of 16 bytes per
-    parameter. It is slower and gives the same result."""
+    """Whether each of W workers stores only 1/W of the weights, gradients, Adam moments and key encoder. Workers gather
+    each layer's weights when they compute the layer. Sharding reduces the memory per parameter from 16 to 16 / W bytes,
+    for encoders that do not fit into memory. Training is slower, with the same result."""
 
     recompute: Flag = False
-    """Whether layers store only their input, and compute the rest again in the backward pass. Use it if micro-batches
-    do not fit into memory. In bf16, it stores 2 instead of 38 bytes per token, layer and hidden dimension. It computes
-    a third more matrix products and gives the same result."""
+    """Whether layers store only their input, and recompute their activations in the backward pass. In bf16,
+    recomputation reduces the memory per token, layer and hidden dimension from 38 to 2 bytes, for micro-batches that do
+    not fit into memory. Training computes a third more matrix products, with the same result."""
 
     compiled: Flag = True
     """Whether PyTorch compiles the layers on GPUs. Compiled layers are faster, but compilation takes about a minute at
-    the start. On CPUs and without a C compiler, layers are not compiled."""
+    the start of training. On CPUs and without a C compiler, layers are not compiled."""
 
     precision: Literal["auto", "bf16"] = "auto"
-    """Number format of matrix products; weights, Adam moments and sums are fp32. auto: bf16 on GPUs, fp32 on CPUs ·
-    bf16: bf16 everywhere, which is slow on CPUs without bf16 instructions."""
+    """Number format of matrix products. Weights, Adam moments and sums are always fp32. auto: bf16 on GPUs, fp32 on
+    CPUs · bf16: bf16 everywhere, which is slow on CPUs without bf16 instructions."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -81,15 +81,15 @@ class ModelConfig(StageConfig):
 
 
 class Objective:
-    """Marks a config field as the weight of an objective, and names the systems that support the objective."""
+    """Marks a config field as an objective's weight, and names the systems that support the objective."""
 
     def __init__(self, *systems: str) -> None:
         self.systems = systems
 
 
 class ObjectivesConfig(StageConfig):
-    """Weights of the objectives' losses, whose weighted sum is minimised (0 disables an objective), and how tokens are
-    masked."""
+    """Loss weights of the objectives, and the choice of masked tokens. Training minimises the weighted sum of the
+    losses. Weight 0 disables an objective."""
 
     mlm: Annotated[Weight, Objective("infoxlm", "xlm", "bert")] = 1.0
     """Weight of masked language modelling (MLM) on text of one language."""
@@ -107,11 +107,11 @@ class ObjectivesConfig(StageConfig):
     """Weight of next-sentence prediction (NSP); only for system bert."""
 
     weighting: Literal["mean", "count"] = "mean"
-    """Number by which the summed loss of an objective is divided. mean: the number of its own targets · count: the
-    number of targets of all objectives together (as in the released code)."""
+    """Divisor of an objective's summed loss. mean: the number of targets of this objective · count: the number of
+    targets of all objectives together (as in the released code)."""
 
     mask_ratio: Share = 0.15
-    """Share of the tokens of a sequence that MLM and TLM predict."""
+    """Share of a sequence's tokens that MLM and TLM predict."""
 
     mask_share: Share = 0.8
     """Share of the predicted tokens that are replaced by `<mask>`."""
@@ -122,7 +122,7 @@ class ObjectivesConfig(StageConfig):
 
     masking: Literal["exact", "released", "xlm", "bert"] = "exact"
     """How predicted tokens are chosen, where u is uniform in [0, 1). exact: floor(mask_ratio * length + u) of all
-    positions; random tokens are never special tokens · released: as exact, but a random token may be `<mask>` · xlm:
+    positions; random tokens are never special tokens · released: like exact, but a random token may be `<mask>` · xlm:
     each position except the first, with probability mask_ratio; random tokens come from all ids · bert: max(1,
     round(mask_ratio * length)) of the positions without special tokens."""
 
@@ -131,7 +131,7 @@ class ObjectivesConfig(StageConfig):
 
     @classmethod
     def systems(cls) -> dict[str, tuple[str, ...]]:
-        """Return the names of the systems that support each objective: objective -> systems."""
+        """Return a mapping from objective to the names of the systems that support it."""
         systems = {}
         for name, field in cls.model_fields.items():
             for mark in field.metadata:
@@ -140,7 +140,7 @@ class ObjectivesConfig(StageConfig):
         return systems
 
     def weights(self) -> dict[str, float]:
-        """Return the weights of the enabled objectives."""
+        """Return the weight of each enabled objective."""
         weights = {name: getattr(self, name) for name in self.systems()}
         return {name: weight for name, weight in weights.items() if weight}
 
@@ -159,11 +159,11 @@ class ContrastConfig(StageConfig):
     added_later: ClassVar[tuple[str, ...]] = ("margin", "projection")
 
     layer: Annotated[int | Literal["last"], layer_count_or("last")] = 8
-    """Number of the universal layer, counted from 1. This is the Transformer layer whose output is contrasted. last:
-    the top layer, which public sentence encoders use."""
+    """Number of the universal layer, counted from 1: the Transformer layer whose output is contrasted. last: the top
+    layer, as in public sentence encoders."""
 
     queue_size: PositiveInt = 131_072
-    """Number of keys of earlier steps that serve as negatives."""
+    """Number of keys from earlier steps that serve as negatives."""
 
     enqueue: Literal["step", "micro_batch"] = "step"
     """When new keys enter the queue. step: once per optimizer step, after the update, so that the result does not
@@ -175,71 +175,71 @@ class ContrastConfig(StageConfig):
 
     momentum_schedule: Literal["constant", "linear", "exponential", "refresh"] = "constant"
     """How the momentum changes during training. constant: always `momentum` · linear: from `momentum` at the first step
-    to 1 at the last · exponential: 1 - t^-momentum_alpha at step t, at most `momentum` · refresh: 0 every
-    `refresh_every` steps, else `momentum`."""
+    to 1 at the last · exponential: 1 - t^-momentum_alpha at step t, at most `momentum` · refresh: 0 at every
+    `refresh_every`-th step, otherwise `momentum`."""
 
     momentum_alpha: PositiveFloat = 1.0
     """Exponent of the exponential momentum schedule; other schedules ignore it."""
 
     refresh_every: PositiveInt = 1_000
-    """Optimizer steps from one copy of the query encoder to the next in the refresh schedule; other schedules ignore
+    """Number of optimizer steps between copies of the query encoder in the refresh schedule; other schedules ignore
     it."""
 
     temperature: PositiveFloat = 0.25
-    """Number by which the dot products of queries and keys are divided. Lower values sharpen the softmax. With
-    `normalise`, use about 0.05."""
+    """Divisor of the dot products of queries and keys. Lower values sharpen the softmax. With `normalise`, use about
+    0.05."""
 
     normalise: Flag = False
     """Whether queries and keys are scaled to unit length before their dot product."""
 
     margin: Annotated[Number, Field(ge=0)] = 0.0
-    """Margin that is subtracted from the similarity of a query and its translation, before the division by
-    `temperature`. The translation must then be more similar than other sentences by this margin (LaBSE, Feng et al.
-    2022; not in the paper). 0: no margin. With `normalise`, use 0.1 to 0.3."""
+    """Margin by which a query must be more similar to its translation than to other sentences (LaBSE, Feng et al. 2022;
+    not in the paper). It is subtracted from the similarity of query and translation, before the division by
+    `temperature`. 0: no margin. With `normalise`, use 0.1 to 0.3."""
 
     pooling: Literal["cls", "mean"] = "cls"
-    """Vector that represents a sentence. cls: the vector of its first token, which needs a pre-trained start such as
-    XLM-R · mean: the mean of the vectors of its tokens, which also works from random weights."""
+    """Vector that represents a sentence. cls: the first token's vector, which needs a pre-trained start such as XLM-R ·
+    mean: the mean of the token vectors, which also works from random weights."""
 
     projection: Literal["linear", "none"] = "linear"
     """Layer between the pooled vector and the contrast. linear: a trained matrix with random initial weights · none: no
-    layer. Use none if the start is a sentence encoder, because a random matrix would distort its vectors."""
+    layer. Use none if training starts from a sentence encoder, because a random matrix would distort its vectors."""
 
     symmetric: Flag = False
     """Whether the loss is the mean of both directions, source to target and target to source. Only keys of the target
     side are enqueued."""
 
     in_batch_negatives: Flag = False
-    """Whether the other keys of the micro-batch are also negatives. The size of the micro-batch then changes the
-    result."""
+    """Whether the other keys of the micro-batch are also negatives. If so, `micro_batch_size` changes the result."""
 
     mixup: Share = 1.0
     """Probability that a pair is joined with another pair before contrast."""
 
     partner: Literal["other_corpus", "next"] = "other_corpus"
-    """Pair that mixup adds to a pair. other_corpus: a random pair of another corpus, if there is one · next: the next
-    pair of the same corpus, which is the same in every epoch (as in the released code)."""
+    """Pair with which mixup joins a pair. other_corpus: a random pair from a different corpus, if the run has several
+    corpora · next: the next pair of the same corpus, which is the same pair in every epoch (as in the released
+    code)."""
 
     cross: Share = 0.5
     """Probability that the joined pair's sides are swapped, so that each view mixes two languages."""
 
     corruption: Share = 0.0
-    """Share of the tokens of both sides that are masked but not predicted. The released code uses 0.15."""
+    """Share of tokens that are masked but not predicted, on both sides. The released code uses 0.15."""
 
     false_negatives: Literal["overlap", "exact", "off"] = "overlap"
-    """Which keys are excluded as false negatives. overlap: keys that share a sentence with the query · exact: keys of
-    exactly the query's sentences · off: none. Two sentences are the same if their English sides are equal."""
+    """Keys that are excluded as false negatives. overlap: keys that share a sentence with the query · exact: keys of
+    exactly the query's sentences · off: none. Sentences with equal English sides count as the same sentence."""
 
     start_step: NonNegativeInt = 0
     """Number of optimizer steps before contrast begins. The key encoder then starts as a copy of the query encoder."""
 
     def resolve_layer(self, layer_count: int) -> int:
-        """Return the number of the universal layer in an encoder with this number of layers."""
+        """Return the number of the universal layer in an encoder with `layer_count` layers."""
         return layer_count if self.layer == "last" else self.layer
 
 
 class BatchesConfig(StageConfig):
-    """Sizes of the batches of an optimizer step."""
+    """Batch sizes and sequence lengths of an optimizer step."""
 
     added_later: ClassVar[tuple[str, ...]] = ("window",)
 
@@ -248,26 +248,27 @@ class BatchesConfig(StageConfig):
     `virtual_shards`."""
 
     virtual_shards: Annotated[Whole, Field(gt=0, le=2**20)] = 64
-    """Number of fixed slices of the global batch. The slices are divided among the workers, so there can be no more
-    workers than slices. With dropout, no micro-batch is larger than a slice."""
+    """Number of fixed slices of the global batch. The slices are divided among the workers, so the number of workers
+    cannot exceed the number of slices. With dropout, no micro-batch is larger than a slice."""
 
     micro_batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
-    """Number of samples of each objective per forward pass of a worker. It changes memory and speed. It changes the
-    result only if there is dropout."""
+    """Number of samples of each objective per forward pass of a worker. It changes memory and speed, and with dropout
+    also the result."""
 
     block_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
-    """Largest number of tokens of an MLM sequence, special tokens included."""
+    """Largest length of an MLM sequence, in tokens including special tokens."""
 
     side_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 254
-    """Largest number of tokens of one side of a pair, without special tokens."""
+    """Largest length of one side of a pair, in tokens without special tokens."""
 
     alpha: Share = 0.7
     """Exponent of the language distribution. A language or language pair with n samples is drawn with a probability
     proportional to n^alpha."""
 
     window: Annotated[Whole, Field(gt=0, le=2**50)] = 2_000_000_000
-    """Number of bytes of token shards from which a step draws its text for MLM. The same number applies to pairs. If
-    there is more text, the window moves through it during the training, in a random order of parts of 4 MB."""
+    """Size of the window of token shards from which a step draws its text for MLM, in bytes. A second window of the
+    same size contains the pairs. If the text is larger, the window moves through it during training, in a random order
+    of 4 MB parts."""
 
     @model_validator(mode="after")
     def _check_batch_size(self) -> Self:
@@ -280,17 +281,17 @@ class BatchesConfig(StageConfig):
 
 
 class ProbeConfig(StageConfig):
-    """Retrieval among a few held-out pairs during training. It does not change the result."""
+    """Retrieval among a few held-out pairs during training. Probes do not change the result."""
 
     every: NonNegativeInt = 1_000
-    """Number of optimizer steps from one probe of retrieval to the next. 0: no probes."""
+    """Number of optimizer steps between probes. 0: no probes."""
 
     pairs: PositiveInt = 100
-    """Number of held-out pairs of each language pair."""
+    """Number of held-out pairs per language pair."""
 
 
 class PretrainingConfig(StageConfig):
-    """Pre-trains InfoXLM, or one of the systems it is compared with, on token shards."""
+    """Pre-trains InfoXLM, or a system for comparison, on token shards."""
 
     added_later: ClassVar[tuple[str, ...]] = ("guard", "tokens")
 
@@ -308,12 +309,12 @@ class PretrainingConfig(StageConfig):
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     probe: ProbeConfig = ProbeConfig()
     tokens: NonNegativeInt = 0
-    """Number of tokens of the whole run, over all objectives and both encoders of XLCO. Use it to compare systems at
-    equal cost. `optimization.steps` is then calculated from the tokens of the first 100 steps. 0: `optimization.steps`
+    """Number of tokens of the whole run, over all objectives and both encoders of XLCO, for comparing systems at equal
+    cost. `optimization.steps` is then calculated from the tokens of the first 100 steps. 0: `optimization.steps`
     determines the length of the run."""
 
     log_every: PositiveInt = 10
-    """Number of optimizer steps between two points of the logged curves."""
+    """Number of optimizer steps between points of the logged curves."""
 
     seed: NonNegativeInt = 1
     """Seed of the initial weights, samples, masks and dropout. Two runs with the same seed have the same results."""
@@ -321,21 +322,21 @@ class PretrainingConfig(StageConfig):
     def result_fields(self) -> dict[str, Any]:
         """Return the fields that affect the result. A run can resume if they are unchanged."""
         values = super().result_fields()
-        for name in ("sharded", "recompute", "compiled"):  # they change memory and speed only
+        for name in ("sharded", "recompute", "compiled"):  # change only memory and speed
             del values["model"][name]
         return values
 
     @property
     def max_sequence_tokens(self) -> int:
-        """The number of tokens of the longest sequence."""
-        pair_tokens = 2 * self.batches.side_tokens + 3  # with three special tokens
+        """The length of the longest sequence, in tokens."""
+        pair_tokens = 2 * self.batches.side_tokens + 3  # 3 special tokens
         return max(self.batches.block_tokens, pair_tokens)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        """Check that the layers and sequences of the other sections fit the model."""
+        """Check that the universal layer exists in the model and that sequences fit into its position embeddings."""
         if self.model.start is not None:
-            return self  # the sizes of the start are known only when it is loaded
+            return self  # the start's sizes are known only after loading
         universal_layer = self.contrast.resolve_layer(self.model.layers)
         if self.system == "infoxlm" and universal_layer > self.model.layers:
             raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
@@ -348,7 +349,8 @@ class PretrainingConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_start_of_contrast(self) -> Self:
-        """Check that the steps before the contrast have an objective, and that all steps cost the same if they must."""
+        """Check that a late start of contrast leaves an objective for earlier steps, and is not combined with
+        `tokens`."""
         has_only_contrast = self.objectives.xlco and not (self.objectives.mlm or self.objectives.tlm)
         if self.contrast.start_step and has_only_contrast:
             raise ValueError(
@@ -361,7 +363,7 @@ class PretrainingConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_system(self) -> Self:
-        """Check that the system has the objectives and the options of the model that are set."""
+        """Check that the system supports the configured objectives and model options."""
         systems_of_objectives = ObjectivesConfig.systems()
         for objective in self.objectives.weights():
             if self.system not in systems_of_objectives[objective]:

@@ -1,4 +1,4 @@
-"""The settings that all fine-tuning tasks share, and the configs of `evaluate` and `register`."""
+"""Settings that all fine-tuning tasks share, and the configs of `evaluate` and `register`."""
 
 import re
 from typing import Annotated, ClassVar, Literal, Self
@@ -27,9 +27,9 @@ _MEAN_METRIC = re.compile(rf"(classification|guard|translation)/(mean|{_LANGUAGE
 
 
 def _check_metric(name: str) -> str:
-    """Return the name of a metric. Raise ValueError if it is unknown, or not recorded for each question.
+    """Return the metric name. Raise ValueError if evaluations do not record the metric for each question.
 
-    Models are compared question by question, so a mean over all questions does not suffice.
+    Promotion compares models question by question, so a mean over all questions does not suffice.
     """
     if _RETRIEVAL_METRIC.fullmatch(name) or _MEAN_METRIC.fullmatch(name):
         return name
@@ -42,25 +42,25 @@ def _check_metric(name: str) -> str:
 
 
 Metric = Annotated[str, AfterValidator(_check_metric)]
-"""Name of an accuracy that is recorded per question: retrieval/served, classification/mean, classification/de."""
+"""Metric that is recorded for each question, such as retrieval/served, classification/mean or classification/de."""
 Paths = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class SelectionConfig(StageConfig):
-    """How the weights that a fine-tuning run exports are selected."""
+    """Selection of the weights that a fine-tuning run exports."""
 
     rule: Literal["last", "source", "joint", "each"] = "last"
-    """Which weights are exported. last: the weights after the last step · source: the weights with the best score on
-    the development set of the first training language, which is strictly zero-shot (as in XTREME) · joint: the weights
-    with the best mean score on the development sets of all languages (#M=1, as in InfoXLM) · each: for every language,
-    the weights with the best score on its own development set (#M=N, as in XLM and mBERT)."""
+    """Weights to export. last: the weights after the last step · source: the weights with the best score on the
+    development set of the first training language, which is strictly zero-shot (as in XTREME) · joint: the weights with
+    the best mean score on the development sets of all languages (#M=1, as in InfoXLM) · each: for every language, the
+    weights with the best score on its own development set (#M=N, as in XLM and mBERT)."""
 
     every: PositiveInt = 5_000
-    """Number of optimizer steps between two evaluations on the development sets. The last step is always evaluated."""
+    """Number of optimizer steps between evaluations on the development sets. The last step is always evaluated."""
 
 
 class TuningConfig(OptimizationConfig):
-    """AdamW with the defaults of fine-tuning: no weight decay, BERT's betas and epsilon."""
+    """AdamW with defaults for fine-tuning: no weight decay, and BERT's betas and epsilon."""
 
     steps: PositiveInt = 10_000
     """Number of optimizer steps, including the warm-up. It is ignored if `epochs` is set."""
@@ -75,25 +75,25 @@ class TuningConfig(OptimizationConfig):
     """Decay rates of Adam's first and second moment."""
 
     epsilon: PositiveFloat = 1e-8
-    """Term that Adam adds to its denominator."""
+    """Small constant in the denominator of Adam's update."""
 
     weight_decay: Weight = 0.0
-    """Decoupled weight decay per step, as a multiple of the learning rate. At 0, embeddings of tokens that do not occur
-    in the training text stay unchanged."""
+    """Decoupled weight decay per step, as a multiple of the learning rate. With 0, the embeddings of tokens outside the
+    training text stay unchanged."""
 
 
 class RecipeConfig(StageConfig):
-    """The settings that fine-tuning on any task needs."""
+    """Settings of fine-tuning on any task."""
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 256
-    """Largest number of tokens of a sequence, including special tokens."""
+    """Largest sequence length, in tokens including special tokens."""
 
     batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
     """Number of sequences per optimizer step, over all workers."""
 
     micro_batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
-    """Number of sequences per forward pass of a worker. It changes memory and speed. It changes the result only if
-    there is dropout."""
+    """Number of sequences per forward pass of a worker. It changes memory and speed, and with dropout also the
+    result."""
 
     dropout: Share = 0.1
     """Dropout probability in the encoder. Above 0, the result depends on `micro_batch_size` and the number of workers,
@@ -110,25 +110,25 @@ class RecipeConfig(StageConfig):
     selection: SelectionConfig = SelectionConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig(every=1_000)
     log_every: PositiveInt = 10
-    """Number of optimizer steps between two points of the logged curves."""
+    """Number of optimizer steps between points of the logged curves."""
 
     seed: NonNegativeInt = 1
-    """Seed of the head's initial weights, the order of examples and dropout."""
+    """Seed of the head's initial weights, the example order and dropout."""
 
 
 class CrossLingualConfig(RecipeConfig):
-    """The settings of tasks whose test sets may mix two languages, or may be machine-translated."""
+    """Settings of tasks with test sets that may mix two languages or be machine-translated."""
 
     added_later: ClassVar[tuple[str, ...]] = ("translated_test",)
 
     mixed: Flag = False
-    """Whether to test also pairs of texts in two different languages, such as a premise and a hypothesis, or a
+    """Whether to test also on pairs of texts in two different languages, such as a premise and a hypothesis, or a
     paragraph and a question."""
 
     translated_test: tuple[str, ...] = ()
     """Files or directories of test sets that were machine-translated into the first training language (translate-test).
-    Their names contain the language of the original. They replace the test sets of all languages except the first
-    training language. Only a suite and `evaluate` read them."""
+    Each name contains the original's language. Translated test sets replace those of all other languages. Only suites
+    and `evaluate` read this field."""
 
     @model_validator(mode="after")
     def _check_translated_test(self) -> Self:
@@ -138,20 +138,19 @@ class CrossLingualConfig(RecipeConfig):
 
 
 class AlignedSetConfig(StageConfig):
-    """Names a set of aligned sentences: the translations of the sentences of one language."""
+    """A set of aligned sentences: translations of the same sentences in several languages."""
 
     data: Source
-    """Directory of aligned sentences, or a prepared corpus, of which the held-out pairs are used. The files of a
-    directory are named like LASER's `tatoeba.deu-eng.deu` and `tatoeba.deu-eng.eng`, like NAME.en-de.en and
-    NAME.en-de.de, or like en-de.tsv. A directory may also contain one file per language, in which equal lines translate
-    each other."""
+    """Directory of aligned sentences, or a prepared corpus with held-out pairs. Files in the directory are named like
+    LASER's `tatoeba.deu-eng.deu` and `tatoeba.deu-eng.eng`, like NAME.en-de.en and NAME.en-de.de, or like en-de.tsv.
+    The directory may also contain one file per language, with translations in lines of the same number."""
 
     pivot: Language = "en"
-    """The language that all others are aligned with."""
+    """Language with which all other languages are aligned."""
 
     languages: Literal["all", "14", "22", "36"] | Annotated[tuple[Language, ...], Field(min_length=1)] = "all"
-    """Languages to test. all: every language of the test set · 14: those of the paper's Table 2 · 22: those of its
-    Table 3 · 36: those of both tables · or a list of codes."""
+    """Languages to test. all: every language of the test set · 14: the languages of the paper's Table 2 · 22: those of
+    its Table 3 · 36: those of both tables · or a list of codes."""
 
 
 class EvaluationConfig(StageConfig):
@@ -160,35 +159,33 @@ class EvaluationConfig(StageConfig):
     added_later: ClassVar[tuple[str, ...]] = ("guard", "merge")
 
     retrieval_pairs: PositiveInt = 1000
-    """Number of held-out pairs per language, drawn once with `seed`."""
+    """Number of held-out pairs per language. `seed` determines the choice."""
 
     perplexity_sentences: PositiveInt = 500
-    """Number of held-out sentences per language, each masked once with `seed`."""
+    """Number of held-out sentences per language. `seed` determines their masks."""
 
     batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 64
-    """Sentences per forward pass."""
+    """Number of sentences per forward pass."""
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 256
-    """Largest number of tokens of a sentence, including special tokens. Longer sentences are truncated."""
+    """Largest sentence length, in tokens including special tokens. Longer sentences are truncated."""
 
     seed: NonNegativeInt = 1
-    """Seed of the pairs, sentences and masks. All compared models use the same ones."""
+    """Seed of the pairs, sentences and masks, which are the same for all compared models."""
 
     guard: AlignedSetConfig | None = None
-    """A general test set, such as Tatoeba. It shows whether a model becomes worse on general text when it is trained on
-    special text. The metrics `guard/mean` and `guard/LANGUAGE` are the retrieval scores of the vectors that users
-    get."""
+    """A general test set, such as Tatoeba. It shows whether training on special text makes a model worse on general
+    text. The metrics `guard/mean` and `guard/LANGUAGE` are the retrieval scores of the vectors that users get."""
 
     merge: tuple[Annotated[Number, Field(gt=0, le=1)], ...] = ()
     """Weights for merging the trained encoder with its start. A weight of 0.25 is a quarter of the way from the start
-    to the trained encoder. The step `merge` takes the largest weight with a loss of less than half a point on `guard`
-    (lower end of the paired interval). If no weight meets this limit, it takes the smallest one. If empty, the trained
-    encoder is not merged."""
+    to the trained encoder. The step `merge` chooses the largest weight whose loss on `guard` is below half a point
+    (lower end of the paired interval), or else the smallest weight. If empty, the trained encoder is not merged."""
 
     @model_validator(mode="after")
     def _check_merge(self) -> Self:
         if self.merge and self.guard is None:
-            raise ValueError("merge needs a guard, which chooses among its weights: set evaluation.guard")
+            raise ValueError("merge needs a guard to choose among its weights: set evaluation.guard")
         return self
 
 
@@ -199,20 +196,19 @@ class RegistrationConfig(StageConfig):
     """Name of the registered model."""
 
     metric: Metric = "retrieval/served"
-    """Score on which candidate and champion are compared, question by question. Higher is better. retrieval/served is
-    the score of the vectors that users get. They come from the contrast layer, or from the last layer if there is no
-    contrast."""
+    """Metric for comparing candidate and champion, question by question. Higher is better. retrieval/served is the
+    score of the vectors that users get: those of the contrast layer, or of the last layer without contrast."""
 
     gate: dict[Metric, Annotated[Number, Field(gt=-1, lt=1)]] = Field(default_factory=dict)
-    """Limit for the gain of each metric. The lower end of the confidence interval of the gain must lie above the limit.
-    A negative limit, such as guard/mean: -0.005, allows a loss. The limit of `metric` is 0 unless it is listed here."""
+    """Lower limit for the gain in each metric. The lower end of the gain's confidence interval must exceed the limit. A
+    negative limit, such as guard/mean: -0.005, allows a loss. The limit for `metric` is 0 unless it is listed here."""
 
     against: Literal["champion", "start"] = "champion"
     """Model with which a candidate is compared before it becomes champion. champion: the current champion; the first
-    version becomes champion without a comparison. start: first the model from which the training started, also for the
+    version becomes champion without a comparison. start: first the model from which training started, also for the
     first version; then the current champion. Both comparisons use the same questions and limits."""
 
     @property
     def gates(self) -> dict[str, float]:
-        """Return all metrics of the gate, with the smallest gain that each needs."""
+        """Mapping from each metric of the gate to the lower limit for its gain."""
         return {self.metric: 0.0, **self.gate}
