@@ -256,9 +256,7 @@ def _find_unlisted_file(directory: Path, listed_names: Collection[str]) -> Path 
     """Return a file below the directory that the manifest does not list, or None. Harmless files are ignored."""
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
-        is_in_hidden_directory = (
-            name.startswith(".") and "/" in name
-        )  # .git, or the Hugging Face client's .cache
+        is_in_hidden_directory = name.startswith(".") and "/" in name  # .git, or the Hugging Face client's .cache
         is_temporary = path.name.startswith(".") and path.suffix in (".lock", ".tmp")
         is_ignored = is_in_hidden_directory or is_temporary or path.name in _IGNORED
         is_real_directory = path.is_dir() and not path.is_symlink()  # a symbolic link may lead to any content

@@ -1,6 +1,6 @@
-"""Read gettext catalogs, the translated messages of programs.
+"""Read translated program messages from gettext catalogs.
 
-A row consists of a message id and its translation. If the id is symbolic, its English text replaces it.
+A row consists of a message id and its translation. English text replaces symbolic ids.
 
     msgid "Save the file"  msgstr "Datei speichern"  ->  Row(("en", "de"), ("Save the file", "Datei speichern"), …)
 """
@@ -23,27 +23,27 @@ from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO, Row
 from infoxlm_core.errors import InputError, one_line
 
 MAX_CATALOG = 64 << 20  # bytes
-MAX_ENTRIES = 100_000  # files of an archive
+MAX_ENTRIES = 100_000  # files in an archive
 MAX_PATH = 4096  # bytes of the longest path
-LAST_MAIN_RANK = 1  # locales of a higher rank are regional variants
-NEVER = 9  # rank of locales that are not read
+LAST_MAIN_RANK = 1  # locales with higher ranks are regional variants
+NEVER = 9  # rank of locales to skip
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
 IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # a symbolic id, such as label_foo
 
 
 class _Catalog(NamedTuple):
-    """The messages of a language."""
+    """Messages of a catalog file."""
 
-    name: str  # of its file
-    rank: int  # of its locale
+    name: str  # file name
+    rank: int  # rank of the locale
     messages: list[polib.POEntry]
 
 
 class _CatalogFiles:
-    """The catalog files in a directory, wheel or zip file.
+    """Lists and reads the catalog files in a directory, wheel or zip file.
 
     Raises:
-        InputError: there is no catalog, or the archive is damaged or too large.
+        InputError: no catalog exists, or the archive is damaged or too large.
     """
 
     def __init__(self, path: Path):
@@ -58,12 +58,12 @@ class _CatalogFiles:
             raise InputError(f"{path} contains no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
 
     def read_messages(self, name: str) -> list[polib.POEntry]:
-        """Return the messages of a catalog. `msgstr` of a plural message is its form for n = 1."""
+        """Return a catalog's messages. For plural messages, `msgstr` is set to the form for n = 1."""
         content = self._read_content(name)
         try:
             catalog = _parse_catalog(content, name)
             plural_rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
-            singular_form = c2py(plural_rule[1].strip())(1) if plural_rule else 0  # number of the form for n = 1
+            singular_form = c2py(plural_rule[1].strip())(1) if plural_rule else 0  # index of the form for n = 1
         except Exception as error:  # polib's parser may raise any exception
             raise InputError(
                 f"{self.path}: {name} is not a readable gettext catalog ({error}): check it with msgfmt -c"
@@ -86,12 +86,12 @@ class _CatalogFiles:
 
 
 def read_rows(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
-    """Yield a row for each message of each language in a directory, wheel or zip file.
+    """Yield the messages of each language from a directory, wheel or zip file.
 
-    The pivot is the language of the message ids. The line of a row is the number of the message in its catalog.
+    The pivot is the language of the message ids. A row's line is the message number in its catalog.
 
     Raises:
-        InputError: there is no catalog, or a catalog cannot be read.
+        InputError: no catalog exists, or a catalog cannot be read.
     """
     files = _CatalogFiles(path)
     domains = _group_by_domain(files.names, {*languages, pivot})
@@ -112,9 +112,9 @@ def read_rows(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]
 
 
 def _group_by_domain(names: Iterable[str], languages: set[str]) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
-    """Return the catalogs to read: (directory, domain) -> language -> locale -> name of the file."""
+    """Return the file names of the catalogs to read, by (directory, domain), language and locale."""
     domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for name in sorted(names):  # a .po replaces a .mo: it also has fuzzy flags and default texts
+    for name in sorted(names):  # .po files replace .mo files, which lack fuzzy flags and default texts
         directory, locale, domain = _split_name(name)
         language = re.split("[-_.@]", locale.lower())[0]
         if language in languages and _rank_locale(locale, language) < NEVER:
@@ -125,9 +125,9 @@ def _group_by_domain(names: Iterable[str], languages: set[str]) -> dict[tuple[st
 def _read_pivot_texts(
     files: _CatalogFiles, name_by_locale: dict[str, str], pivot: str
 ) -> dict[tuple[str | None, str], str]:
-    """Return the text of the pivot's messages by context and id, for ids that are symbols instead of text."""
+    """Return the pivot's texts by message context and id, to replace symbolic ids."""
     catalog = _choose_catalog(files, name_by_locale, pivot)
-    if catalog.rank > LAST_MAIN_RANK:  # a regional variant, such as en_AU, has the spelling of its region
+    if catalog.rank > LAST_MAIN_RANK:  # a regional variant, such as en_AU, has its own spelling
         return {}
     texts = {}
     for message in catalog.messages:
@@ -137,12 +137,12 @@ def _read_pivot_texts(
 
 
 def _choose_catalog(files: _CatalogFiles, name_by_locale: dict[str, str], language: str) -> _Catalog:
-    """Return the catalog of a language's best locale, with the most translations if several locales are equally good.
+    """Return the catalog of a language's best locale. Among equally good locales, prefer the most translations.
 
     Args:
-        files: the catalog files of the corpus.
-        name_by_locale: locale -> name of its catalog file.
-        language: the language of these locales.
+        files: catalog files of the corpus.
+        name_by_locale: mapping from locale to file name.
+        language: language of the locales.
     """
     best_rank = min((_rank_locale(locale, language) for locale in name_by_locale), default=NEVER)
     best_catalog = _Catalog("", best_rank, [])
@@ -159,7 +159,7 @@ def _choose_catalog(files: _CatalogFiles, name_by_locale: dict[str, str], langua
 
 
 def _list_catalogs_in_directory(directory: Path) -> list[str]:
-    """Return the names of the catalog files in a directory."""
+    """Return the names of a directory's catalog files."""
     names = []
     for path in user_files.list_tree(directory):
         if path.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{path}"):
@@ -168,7 +168,7 @@ def _list_catalogs_in_directory(directory: Path) -> list[str]:
 
 
 def _list_catalogs_in_archive(archive: zipfile.ZipFile, path: Path) -> list[str]:
-    """Return the names of the catalog files in a wheel or zip file. Raise InputError if it is suspiciously large."""
+    """Return the names of an archive's catalog files. Raise InputError if the archive or a catalog is too large."""
     if len(archive.infolist()) > MAX_ENTRIES:
         raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
     names = []
@@ -182,7 +182,7 @@ def _list_catalogs_in_archive(archive: zipfile.ZipFile, path: Path) -> list[str]
 
 
 def _split_name(name: str) -> tuple[str, str, str]:
-    """Return the directory, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
+    """Split `…/<locale>/LC_MESSAGES/<domain>.po`, or `…/<locale>.po`, into directory, locale and domain."""
     *directories, file_name = PurePosixPath(name).parts
     stem = file_name[:-3]  # without .po or .mo
     if len(directories) > 1 and directories[-1] == "LC_MESSAGES":
@@ -191,7 +191,7 @@ def _split_name(name: str) -> tuple[str, str, str]:
 
 
 def _rank_locale(locale: str, language: str) -> int:
-    """Return the rank of a locale, 0 for the best, or `NEVER`. The language `zh` means simplified Chinese."""
+    """Return a locale's rank: 0 is best, and `NEVER` means to skip the locale. `zh` means simplified Chinese."""
     variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
     if language == "zh":
         return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
@@ -199,8 +199,8 @@ def _rank_locale(locale: str, language: str) -> int:
 
 
 def _parse_catalog(content: bytes, name: str) -> "polib.POFile | polib.MOFile":
-    """Parse a catalog file. A damaged file raises any exception."""
-    # polib opens a file if the content may be a path. No path has a zero byte, or is longer than `MAX_PATH`.
+    """Parse a catalog file. Damaged files may raise any exception."""
+    # polib opens a file if the content could be a path. No path contains a zero byte or is longer than `MAX_PATH`.
     binary_content = content + b"\0"
     if name.endswith(".mo"):
         _check_strings(content)
@@ -210,19 +210,19 @@ def _parse_catalog(content: bytes, name: str) -> "polib.POFile | polib.MOFile":
 
 
 def _check_strings(content: bytes) -> None:
-    """Raise ValueError or struct.error if a .mo file is truncated, which polib does not detect."""
+    """Raise ValueError or struct.error if a .mo file is truncated. polib does not detect truncation."""
     is_big_endian = content[:4] == b"\x95\x04\x12\xde"
     byte_order = ">" if is_big_endian else "<"
-    # The header has the number of strings, and where the tables of the ids and of their translations start.
+    # The header contains the number of strings, and the offsets of the tables of ids and translations.
     count, *table_starts = struct.unpack_from(f"{byte_order}3I", content, 8)
     for start in table_starts:
         for length, offset in struct.iter_unpack(f"{byte_order}2I", content[start : start + 8 * count]):
             if offset + length > len(content):
-                raise ValueError(f"its string at byte {offset} ends after the end of the file")
+                raise ValueError(f"the string at byte {offset} extends beyond the end of the file")
 
 
 def _find_reason_to_skip(message: polib.POEntry) -> str | None:
-    """Return why a message has no usable translation, or None."""
+    """Return the reason to skip a message without a usable translation, or None."""
     if message.obsolete:
         return "obsolete"
     if message.flags and "fuzzy" in message.flags:
@@ -231,7 +231,7 @@ def _find_reason_to_skip(message: polib.POEntry) -> str | None:
 
 
 def _find_default_text(comment: str | None) -> str:
-    """Return the English text in the comment of a message with a symbolic id: `Default: "…"`, on one or more lines."""
+    """Return the text of a comment `Default: "…"`, the English text of a symbolic id. It may span several lines."""
     if not comment or not comment.startswith('Default: "'):
         return ""
     quoted_texts = []

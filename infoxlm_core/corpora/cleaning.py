@@ -1,4 +1,4 @@
-"""Clean single texts: normalise a text, and find the reason to drop it, if there is any.
+"""Clean single texts: normalise a text, and decide whether to drop it.
 
 normalise("Datei\\u00a0\\u202aöffnen…\\n")                              ->  "Datei öffnen…"
 find_reason_to_drop("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "wrong_script"
@@ -29,27 +29,28 @@ _INVISIBLE_OR_JOINER = regex.compile(r"[[\p{Cc}\p{Cf}]--[\s\x1c-\x1f]]", regex.V
 _MARKUP = regex.compile(
     r"<[^<>]*>|&#?\w+;|https?:\S+|\S+@\S+|%\([^()]*\)\w|%\w|\$?\{[^{}]*\}|`[^`]*`|:\w+:|\w*[_/\\.]\w[\w/\\.-]*"
 )
-# A brace with other characters is a plural form of ICU, whose words are translated.
+# Braces with other characters are ICU plural forms, whose words are translated.
 _PLACEHOLDER = regex.compile(r"%(?:\(\w+\)|\d+\$)[sdiufxXcrg]|%[sdiufxXcrg](?![A-Za-z])|\{[\w.$-]*\}|</?[A-Za-z]\w*")
 _LONG_REPETITION = re.compile(r"(\S)\1{19}")
-_MAX_SAME_CHARACTER = 0.9  # largest share of the most frequent character in a text
-_MIN_REPEATED_LETTERS = 5  # shorter texts may repeat a letter: "aaaaa" and "AA, AAA" are dropped, "aaaa" is not
+_MAX_SAME_CHARACTER = 0.9  # largest share of a text's most frequent character
+_MIN_REPEATED_LETTERS = 5  # "aaaaa" and "AA, AAA" are dropped, but not "aaaa"
 _INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s]+")
-# The least share of letters in the language's scripts is low: Latin names and commands occur in every language.
+# Smallest share of letters in the language's own scripts. It is low, because Latin names and commands occur in every
+# language.
 _MIN_OWN_SCRIPT = 0.15
-_MAX_FOREIGN_SCRIPT = 0.2  # largest share of letters in scripts that are neither the language's nor Latin
-_MIN_PROBABILITY = 0.05  # if the expected language is less probable, the text is in another language
+_MAX_FOREIGN_SCRIPT = 0.2  # largest share of letters in other scripts, except Latin
+_MIN_PROBABILITY = 0.05  # a text whose expected language is less probable is in a different language
 
 
 def normalise(text: str) -> str:
-    """Return a text in NFC, without control and format characters, with single spaces."""
+    """Normalise a text to NFC, remove control and format characters, and collapse spaces."""
     if text.isascii() and text.isprintable():
         return " ".join(text.split())
     return " ".join(unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).split())
 
 
 def casefold(text: str) -> str:
-    """Return a text casefolded and in NFKC, without invisible characters, for the comparison with reserved text."""
+    """Casefold a text, normalise it to NFKC and remove invisible characters, for comparison with reserved text."""
     if text.isascii() and text.isprintable():
         return " ".join(text.casefold().split())
     folded = unicodedata.normalize("NFKC", _INVISIBLE_OR_JOINER.sub("", text)).casefold()
@@ -57,27 +58,28 @@ def casefold(text: str) -> str:
 
 
 def digest(*texts: str) -> int:
-    """Return a 64-bit digest of texts that is equal in every process. Sets of 100 million digests fit into memory."""
+    """Return a 64-bit digest of texts. It is the same in every process, and small enough for sets of 100 million
+    digests."""
     return int.from_bytes(hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest(), "little")
 
 
 def extract_letters(text: str) -> str:
-    """Return a text without case, digits, punctuation and spaces, or the text itself if nothing else would remain.
+    """Casefold a text and remove digits, punctuation and spaces. Return the text unchanged if nothing would remain.
 
-    Near duplicates have equal letters (CCNet, section 3.1).
+    Near-duplicates have the same letters (CCNet, section 3.1).
     """
     return _INSIGNIFICANT.sub("", text.casefold()) or text
 
 
-@lru_cache(maxsize=1 << 16)  # the pivot's side of a message occurs in every language
+@lru_cache(maxsize=1 << 16)  # the pivot side of a message is repeated for every language
 def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
     """Return the reason to drop a normalised text, or None.
 
     Args:
-        text: the text.
-        language: its language according to the config.
-        languages: all languages of the run, which language identification distinguishes.
-        rules: the limits.
+        text: normalised text.
+        language: expected language of the text.
+        languages: all languages of the run, as candidates for language identification.
+        rules: limits of the config.
     """
     if not text:
         return "empty"
@@ -87,7 +89,7 @@ def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], ru
         return "too_long"
     if language not in WITHOUT_SPACES and len(text.split()) < rules.min_words:
         return "few_words"
-    # Counting the characters of every text takes long, so only texts with a long repetition are counted.
+    # Counting characters is slow, so count them only in texts with a long repetition.
     if _LONG_REPETITION.search(text) and max(map(text.count, set(text))) > _MAX_SAME_CHARACTER * len(text):
         return "one_sign"
     words = _MARKUP.sub(" ", text)
@@ -105,11 +107,11 @@ def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], ru
 
 
 def _is_wrong_script(words: str, letter_count: int, language: str) -> bool:
-    """Return whether a text has too few letters in the scripts of its language, or too many in foreign scripts."""
+    """Return whether too few letters of a text are in its language's scripts, or too many in foreign scripts."""
     own_script_count = len(_make_letter_pattern(language).findall(words))
     foreign_count = letter_count - own_script_count
     if "Latin" not in find_scripts(language):
-        foreign_count -= len(_LATIN.findall(words))  # names and abbreviations are Latin in every language
+        foreign_count -= len(_LATIN.findall(words))  # every language has Latin names and abbreviations
     has_too_few_own = own_script_count < _MIN_OWN_SCRIPT * letter_count
     has_too_many_foreign = foreign_count > _MAX_FOREIGN_SCRIPT * letter_count
     return has_too_few_own or has_too_many_foreign
@@ -118,7 +120,7 @@ def _is_wrong_script(words: str, letter_count: int, language: str) -> bool:
 def find_reason_to_drop_row(
     texts: Sequence[str], languages: Sequence[str], all_languages: tuple[str, ...], rules: CleaningConfig
 ) -> str | None:
-    """Return the reason to drop a sentence or a translation pair of normalised texts, or None."""
+    """Return the reason to drop a normalised sentence or translation pair, or None."""
     for text, language in zip(texts, languages, strict=True):
         reason = find_reason_to_drop(text, language, all_languages, rules)
         if reason:
@@ -136,17 +138,17 @@ def find_reason_to_drop_row(
 
 
 def list_digits(text: str) -> list[int]:
-    """Return the values of all decimal digits of a text, in any script, sorted."""
+    """Return the sorted values of a text's decimal digits, in any script."""
     return sorted(unicodedata.decimal(character) for character in text if character.isdecimal())
 
 
 def list_placeholders(text: str) -> list[str]:
-    """Return the placeholders of message formats and the names of the tags in a text, sorted."""
+    """Return the sorted placeholders and tag names of a text."""
     return sorted(_PLACEHOLDER.findall(text))
 
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:
-    """Return whether a text is clearly in another of the languages. Return False if `language` cannot be identified."""
+    """Return whether a text is clearly not in `language`. Return False if the identifier does not know `language`."""
     identifier = _load_identifier(languages)
     if language not in identifier.labels:
         return False
@@ -163,13 +165,13 @@ def _load_identifier(languages: tuple[str, ...]) -> LanguageIdentifier:
 
 @lru_cache
 def find_scripts(language: str) -> tuple[str, ...]:
-    """Return the Unicode names of the scripts in which a language is written."""
+    """Return the Unicode names of a language's scripts."""
     scripts = tuple(script for script, languages in _SCRIPTS.items() if language in languages.split())
     return scripts or ("Latin",)
 
 
 @lru_cache
 def _make_letter_pattern(language: str) -> regex.Pattern:
-    """Return a pattern that matches a letter of a language's scripts, a mark, or the long vowel sign."""
+    """Return a pattern that matches letters of a language's scripts, marks, and the long vowel sign."""
     script_classes = "".join(rf"\p{{{script}}}" for script in find_scripts(language))
     return regex.compile(f"[{script_classes}" + r"\p{Inherited}ー]")

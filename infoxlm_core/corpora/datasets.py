@@ -1,4 +1,4 @@
-"""The corpora of a prepared text, as a tracker lists the inputs of a run: by name and digest."""
+"""List the corpora of a prepared text by name and digest, for a tracker's list of inputs."""
 
 import re
 from collections import Counter, defaultdict
@@ -17,14 +17,14 @@ class Dataset:
 
     name: str
     digest: str
-    """Digest of all its files; it changes with the corpus, the cleaning and the split."""
+    """Digest of the corpus's tables. It changes with the text, the cleaning and the split."""
 
     held_out: bool
     """Whether the corpus is reserved for evaluation."""
 
     languages: tuple[str, ...]
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of lines by kind of text and outcome, such as {"pairs read": 90, "pairs kept": 80}."""
+    """Line counts by kind of text and outcome, such as {"pairs read": 90, "pairs kept": 80}."""
 
 
 def list_datasets(
@@ -33,12 +33,12 @@ def list_datasets(
     """Return the corpora of a prepared text, sorted by name.
 
     Args:
-        table_files: the value of `files` in its manifest: path of a table -> its size and digest.
-        counts_of_files: the value of `files` in its report.json: the row counts of each input file.
+        table_files: `files` of the text's manifest: mapping from table path to size and digest.
+        counts_of_files: `files` of the text's report.json: row counts of each input file.
     """
     digests_of_corpus: defaultdict[str, dict[str, str]] = defaultdict(dict)
     languages_of_corpus: defaultdict[str, set[str]] = defaultdict(set)
-    training_corpora: set[str] = set()  # corpora with a table that is not held out
+    training_corpora: set[str] = set()  # corpora with training tables
     for path, file_entry in table_files.items():
         table = _TABLE.fullmatch(path)
         if table is None:
@@ -63,7 +63,7 @@ def list_datasets(
 
 
 def _sum_lines(counts_of_files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return `Dataset.lines` of each corpus."""
+    """Return a mapping from corpus to `Dataset.lines`."""
     lines: defaultdict[str, dict[str, int]] = defaultdict(Counter)
     for file_counts in counts_of_files:
         for outcome in ("read", "kept"):

@@ -1,14 +1,14 @@
-"""Read the test sets whose sentences are removed from the training text: every text of a file in any layout.
+"""Read all texts of test sets in any file layout, for removing their sentences from the training text.
 
-    NAME.json      all its texts                                               SQuAD, MLQA, XQuAD, TyDiQA
-    NAME.jsonl     every text of each line
-    NAME.parquet   every text of its columns, of lists and of records, too     XNLI and others on the Hub, a held_out/
+    NAME.json      every string                                                SQuAD, MLQA, XQuAD, TyDiQA
+    NAME.jsonl     every string of each line
+    NAME.parquet   every string, also in lists and records                     XNLI and others on the Hub, a held_out/
     NAME.csv       every cell
-    any other      every line, cut at tabs, with and without its markup        Tatoeba, FLORES, XNLI, XTREME, PAWS-X
-                   words with tags, a line each, as sentences                  WikiANN, XTREME's panx
+    other names    every line, split at tabs, with and without markup          Tatoeba, FLORES, XNLI, XTREME, PAWS-X
+                   lines of a word and its tag are joined to sentences         WikiANN, XTREME's panx
 
-Paragraphs are also split into sentences. All files but Parquet may be compressed. Codes and labels among the texts
-remove only training lines that consist of nothing else.
+Paragraphs are also split into sentences. All files except Parquet may be compressed. The strings include codes and
+labels, which remove only training lines that contain nothing else.
 """
 
 import codecs
@@ -26,8 +26,8 @@ from infoxlm_core import manifests, user_files
 from infoxlm_core.corpora import lines, tables
 from infoxlm_core.errors import InputError, one_line
 
-DIGITS = 16  # of the SHA-256 that identifies a file
-MIN_SENTENCE_LENGTH = 20  # characters; shorter sentences of a paragraph, such as "Yes.", may occur anywhere
+DIGITS = 16  # hexadecimal digits of the SHA-256 digest that identifies a file
+MIN_SENTENCE_LENGTH = 20  # characters; shorter sentences, such as "Yes.", may occur in any text
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？।؟])\s*")
 _WORD_AND_TAG = re.compile(r"(?:[a-z]{2,3}:)?(?P<word>\S+)\t(?:O|[BI]-\S+)")
 _MARKUP = re.compile(r"<[^<>]*>")
@@ -37,7 +37,7 @@ _REMEDY = "give a test set as JSON, Parquet, CSV or lines of text"
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return the file itself, or all visible files below a directory. Raise InputError if there is none."""
+    """Return all visible files below a directory, or the file itself. Raise InputError if no file exists."""
     if not path.exists():
         raise InputError(f"{path}: no such file or directory: check preparation.evaluation_sets")
     if not path.is_dir():
@@ -48,17 +48,17 @@ def list_files(path: Path) -> list[Path]:
         if not is_hidden and not file.is_dir():
             visible_files.append(file)
     if not visible_files:
-        raise InputError(f"{path}: an empty directory: check preparation.evaluation_sets")
+        raise InputError(f"{path}: empty directory: check preparation.evaluation_sets")
     return visible_files
 
 
 def digest(file: Path) -> str:
-    """Return the digest that identifies a file under any path."""
+    """Return a short digest that identifies a file by its content."""
     return manifests.file_sha256(file)[:DIGITS]
 
 
 def read_texts(file: Path) -> Iterator[str]:
-    """Yield every text of a file, each followed by its sentences. Raise InputError if the file cannot be read."""
+    """Yield every text of a file, followed by the text's sentences. Raise InputError if the file cannot be read."""
     try:
         for text in _read_file(user_files.check_readable(file)):
             yield text
@@ -70,12 +70,12 @@ def read_texts(file: Path) -> Iterator[str]:
 
 
 def _read_file(file: Path) -> Iterator[str]:
-    """Yield every text of a file, whose suffix determines the format."""
+    """Yield every text of a file. The suffix determines the format."""
     is_compressed = file.suffix in lines.COMPRESSED
     uncompressed_name = file.with_suffix("") if is_compressed else file
     suffix = uncompressed_name.suffix.lower()
     if suffix in _ARCHIVES or (is_compressed and suffix == ".parquet"):
-        raise InputError(f"{file} is packed, so its texts cannot be read: unpack it")
+        raise InputError(f"{file} is packed, and its texts cannot be read: unpack it")
     if suffix == ".json":
         return _find_strings(_parse_json_file(file))
     if suffix in (".jsonl", ".ndjson"):
@@ -88,7 +88,7 @@ def _read_file(file: Path) -> Iterator[str]:
 
 
 def _parse_json_file(file: Path) -> Any:
-    """Return the JSON value in a file, which may be compressed."""
+    """Parse a JSON file, which may be compressed."""
     with lines.unpack(file) as stream:
         content = stream.read(user_files.MAX_JSON + 1)
     if len(content) > user_files.MAX_JSON:
@@ -97,7 +97,7 @@ def _parse_json_file(file: Path) -> Any:
 
 
 def _read_json_lines(file: Path) -> Iterator[str]:
-    """Yield the texts in the JSON value on each line of a file."""
+    """Yield the strings in the JSON value of each line."""
     for number, line in enumerate(lines.read_valid_texts(file), start=1):
         value = user_files.parse_json(line, Any, f"{file}:{number}", _REMEDY) if line.strip() else ""
         yield from _find_strings(value)
@@ -111,10 +111,10 @@ def _read_csv(file: Path) -> Iterator[str]:
 
 
 def _read_columns(file: Path) -> Iterator[str]:
-    """Yield the texts in all columns of a table. Raise InputError if no column has text."""
+    """Yield the strings in all columns of a Parquet file. Raise InputError if no column can contain text."""
     with tables.translate_arrow_errors(file, _REMEDY):
         text_columns = []
-        nested_columns = []  # lists and records may contain texts
+        nested_columns = []  # lists and records may contain strings
         for field in pq.read_schema(file):
             if tables.is_text(field.type):
                 text_columns.append(field.name)
@@ -131,9 +131,9 @@ def _read_columns(file: Path) -> Iterator[str]:
 
 
 def _read_cells(file: Path) -> Iterator[str]:
-    """Yield the cells of lines that are separated by tabs, with and without markup.
+    """Yield the tab-separated cells of each line, with and without markup.
 
-    Consecutive lines of a word and its tag, such as `Berlin<tab>B-LOC`, are one sentence.
+    Consecutive lines of a word and its tag, such as `Berlin<tab>B-LOC`, are joined to a sentence.
     """
     words: list[str] = []
     for text in lines.read_valid_texts(file):
@@ -150,7 +150,7 @@ def _read_cells(file: Path) -> Iterator[str]:
 
 
 def _find_strings(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value, at any depth."""
+    """Yield all strings in a JSON value, at any depth."""
     pending = [value]
     while pending:
         value = pending.pop()

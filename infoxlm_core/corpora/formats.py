@@ -1,7 +1,7 @@
-"""Corpus formats: every line, message or translation unit of a file becomes a row, some with a reason to drop it.
+"""Read corpora in all formats: every line, message or translation unit of a file becomes a row.
 
-A row of one language is a monolingual line. A row of two languages is a translation pair that begins with the pivot.
-A line of a file `x.tsv` becomes:
+A row with one language is a monolingual line. A row with two languages is a translation pair whose first side is the
+pivot's. Some rows have a reason to drop them. A line of a file `x.tsv` becomes:
 
     b"Hello\\tHallo\\r\\n"  ->  Row(("en", "de"), ("Hello", "Hallo"), "x.tsv", 1)
 """
@@ -21,15 +21,15 @@ from infoxlm_core.corpora import catalogs, lines, tables, translation_units
 from infoxlm_core.corpora.lines import AnyPath, Line, Row
 from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
-WINDOW = 1000  # pairs
+WINDOW = 1000  # pairs of a long window
 BLOCK = WINDOW // 5  # pairs of a short window
-SMALL_BLOCK = WINDOW // 10  # pairs of a short window in a file with less than `WINDOW` pairs
-MIN_CORRELATION = 0.4  # of the lengths in a window
-MIN_BLOCK = 50  # pairs of the last short window; the correlation of fewer pairs is not significant
-MIN_BLOCK_CORRELATION = 0.15  # of the lengths in a short window
+SMALL_BLOCK = WINDOW // 10  # pairs of a short window in a file with fewer than `WINDOW` pairs
+MIN_CORRELATION = 0.4  # smallest correlation of the lengths in a long window
+MIN_BLOCK = 50  # smallest number of pairs of the last short window; correlations of fewer pairs are not significant
+MIN_BLOCK_CORRELATION = 0.15  # smallest correlation of the lengths in a short window
 MAX_SHIFT = 3  # lines
-MIN_SHIFT_GAIN = 0.15  # increase of the correlation by a shift, above which the lines are shifted
-MIN_DEVIATION = 0.25  # of the logarithms of lengths; a correlation of texts of about the same length proves nothing
+MIN_SHIFT_GAIN = 0.15  # lines count as shifted if a shift increases the correlation by more
+MIN_DEVIATION = 0.25  # smallest standard deviation of log lengths for a significant correlation
 
 
 FORMATS_OF_TRANSLATIONS = {
@@ -42,20 +42,20 @@ FORMATS_OF_TRANSLATIONS = {
     ".whl": "gettext",
     ".zip": "gettext",
 }
-"""The format of files of translations with these suffixes."""
+"""Mapping from the suffix of a translation file to its format."""
 
 
 class LocalCorpus(NamedTuple):
     """A corpus on this machine."""
 
     source: CorpusSource
-    languages: list[str]  # languages whose text is read
-    pivot: str  # language that every pair contains
+    languages: list[str]  # languages to read
+    pivot: str  # language that is a side of every pair
     paths: Sequence[Path]  # local copies of `source.paths`
 
 
 class PairLengths(NamedTuple):
-    """The lengths of the two sides of a translation pair."""
+    """Lengths of the two sides of a translation pair, and its position."""
 
     file: str
     line: int
@@ -64,7 +64,7 @@ class PairLengths(NamedTuple):
 
 
 def infer_format(path: Path) -> str:
-    """Return the format of a file of translations, from its suffix. A directory contains gettext catalogs.
+    """Infer the format of a translation file from its suffix. A directory counts as gettext catalogs.
 
     Raises:
         InputError: the suffix is not one of `FORMATS_OF_TRANSLATIONS`.
@@ -76,13 +76,13 @@ def infer_format(path: Path) -> str:
     if suffix not in FORMATS_OF_TRANSLATIONS:
         raise InputError(
             f"{path}: the format of its translations is unknown: "
-            f"give a file {', '.join(FORMATS_OF_TRANSLATIONS)}, or a directory of gettext catalogs"
+            f"give a {', '.join(FORMATS_OF_TRANSLATIONS)} file, or a directory of gettext catalogs"
         )
     return FORMATS_OF_TRANSLATIONS[suffix]
 
 
 def read_pairs(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
-    """Yield the translation pairs of a corpus with text on both sides. Arguments: see `read_rows`."""
+    """Yield the translation pairs of a corpus that have text on both sides. Arguments: see `read_rows`."""
     for row in read_rows(source, languages, pivot, paths):
         if row.dropped is None and len(row.texts) == 2 and all(text.strip() for text in row.texts):
             yield row
@@ -92,15 +92,15 @@ def read_rows(source: CorpusSource, languages: Sequence[str], pivot: str, paths:
     """Return the rows of a corpus in the order of its files.
 
     Args:
-        source: the corpus as the config describes it.
-        languages: the languages of the run; text in other languages is skipped.
-        pivot: the language that every pair contains.
-        paths: the local copies of `source.paths`.
+        source: config of the corpus.
+        languages: languages of the run. Text in other languages is skipped.
+        pivot: language that is a side of every pair.
+        paths: local copies of `source.paths`.
 
     Raises:
-        InputError: a file is missing, damaged or not of its format.
+        InputError: a file is missing, damaged or in a different format.
         CorpusTooSmall: a file is empty.
-        ParallelMismatch: the sides of parallel text differ in number of lines, or are not translations.
+        ParallelMismatch: the sides of parallel text have different numbers of lines, or are not translations.
     """
     _check_files(source, paths)
     corpus = LocalCorpus(source, _select_languages(source, languages, pivot), pivot, paths)
@@ -113,20 +113,20 @@ def read_rows(source: CorpusSource, languages: Sequence[str], pivot: str, paths:
 
 
 def _check_files(source: CorpusSource, paths: Sequence[Path]) -> None:
-    """Raise InputError if a path of a corpus is not a file, and CorpusTooSmall if it is an empty file."""
+    """Raise InputError if a path does not lead to a file, and CorpusTooSmall if the file is empty."""
     for path in paths:
         if source.format != "gettext" and not path.is_file():
             problem = "not a file" if path.exists() else "no such file"
             raise InputError(f"{path}: {problem} (corpus {source.name}): check its path")
         if path.is_file() and not path.stat().st_size:
-            raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty (have=0 need=1 bytes): replace it")
+            raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty: replace it")
 
 
 def _select_languages(source: CorpusSource, languages: Sequence[str], pivot: str) -> list[str]:
-    """Return the languages to read from a corpus, by default those of the run.
+    """Return the languages to read from a corpus. By default, these are the run's languages.
 
     Raises:
-        InputError: the corpus has a language that the run does not have, or its pairs lack the pivot.
+        InputError: the corpus has a language outside the run, or its pairs lack the pivot.
     """
     if not source.languages:
         return list(languages)
@@ -139,9 +139,9 @@ def _select_languages(source: CorpusSource, languages: Sequence[str], pivot: str
 
 
 def _read_text(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the lines of a text file. If documents are compared, a row has the line on which its document begins."""
+    """Yield the lines of a text file. If documents are compared, each row has its document's first line number."""
     (path,) = corpus.paths
-    first_line = 1  # of the document
+    first_line = 1  # first line of the document
     for line in lines.read_lines(path):
         row_line = first_line if corpus.source.compares_documents else line.number
         yield Row((corpus.languages[0],), (line.text,), path.name, row_line, line.dropped)
@@ -157,23 +157,23 @@ def _read_gettext(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _read_documents(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield a row for each line of the documents in a JSON Lines or Parquet file."""
+    """Yield the lines of all documents in a JSON Lines or Parquet file."""
     path = corpus.paths[0]
     field = corpus.source.text_field
     documents = _read_json_texts(path, field) if corpus.source.format == "jsonl" else _read_parquet_texts(path, field)
     for document in documents:
-        # Users of MADLAD-400 report a backslash and an "n" where a line ends (its authors do not mention it). In other
-        # text, these characters are hardly ever the only line end.
+        # MADLAD-400 ends lines with a backslash and an "n", as users report. Other texts that contain these characters
+        # hardly ever consist of a single line.
         separator = "\n" if "\n" in document.text else "\\n"
         for text in document.text.split(separator):
             yield Row((corpus.languages[0],), (text,), path.name, document.number, document.dropped)
 
 
 def _read_json_texts(path: Path, field: str) -> Iterator[Line]:
-    """Yield the text of each document of a JSON Lines file with the number of its line.
+    """Yield the text and line number of each document in a JSON Lines file.
 
-    OSCAR names the field `content`, other corpora `text`. Sources: `Document` of the crate oscar-io (OSCAR 22.01 and
-    23.01); the files data-v1p5/*/*.jsonl.gz of MADLAD-400.
+    The field is `content` in OSCAR, and `text` in other corpora. Sources: `Document` in the crate oscar-io (OSCAR 22.01
+        and 23.01), and MADLAD-400's files data-v1p5/*/*.jsonl.gz.
     """
     for line in lines.read_lines(path):
         if line.dropped:
@@ -187,7 +187,7 @@ def _read_json_texts(path: Path, field: str) -> Iterator[Line]:
 
 
 def _read_parquet_texts(path: Path, field: str) -> Iterator[Line]:
-    """Yield the text of each document of a Parquet file with the number of its row.
+    """Yield the text and row number of each document in a Parquet file.
 
     CulturaX has the columns text, timestamp, url and source.
     """
@@ -204,10 +204,10 @@ def _read_parquet_texts(path: Path, field: str) -> Iterator[Line]:
 
 
 def _read_tsv(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the rows of a file whose columns are separated by tabs. Quotation marks are part of the text.
+    """Yield the rows of a tab-separated file. Quotation marks are part of the text.
 
-    Files of CCMatrix have the columns score, source and target. Files of NLLB (allenai/nllb) have source, target and
-    score, then probabilities of the languages and the origin of the sentences.
+    CCMatrix has the columns score, source and target. NLLB (allenai/nllb) has source, target and score, followed by
+    language probabilities and the sentences' origin.
     """
     path = corpus.paths[0]
     source = corpus.source
@@ -231,7 +231,7 @@ def _read_tsv(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _check_score(source: CorpusSource, score: str, position: str) -> str | None:
-    """Return "low_score" if the score of a pair is below the corpus's minimum, otherwise None."""
+    """Return "low_score" if a pair's score is below the corpus's minimum, otherwise None."""
     try:
         is_high_enough = float(score) >= (source.minimum_score or 0)  # False for nan
     except ValueError:
@@ -242,7 +242,7 @@ def _check_score(source: CorpusSource, score: str, position: str) -> str | None:
 
 
 def _order_sides(corpus: LocalCorpus) -> list[int]:
-    """Return the sides of a pair in the order of a row, as indices of the config's languages. The pivot is first."""
+    """Return the indices of the config's languages in the order of a row's sides. The pivot comes first."""
     languages = corpus.source.languages
     pivot_indices = [index for index, language in enumerate(languages) if language == corpus.pivot]
     other_indices = [index for index, language in enumerate(languages) if language != corpus.pivot]
@@ -250,7 +250,7 @@ def _order_sides(corpus: LocalCorpus) -> list[int]:
 
 
 def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the pairs of two files, each with a sentence on each line. A zip file may contain both."""
+    """Yield the pairs of two line-aligned files, or of a zip file that contains them."""
     languages = tuple(corpus.source.languages[side] for side in _order_sides(corpus))
     files = _open_moses_files(corpus)
     file_names = f"{files[0].name} {files[1].name}"
@@ -265,14 +265,14 @@ def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
         texts = (source_line.text, target_line.text)
         reason = source_line.dropped or target_line.dropped
         if target_line.dropped and not source_line.dropped:
-            texts = (target_line.text, source_line.text)  # the first text of an invalid row is the position, see `Row`
+            texts = (target_line.text, source_line.text)  # the position must come first, see `Row.dropped`
         if score_lines and reason is None:
             reason = _check_score(corpus.source, score_lines[0].text, f"{files[2]}:{number}")
         yield Row(languages, texts, file_names, number, reason)
 
 
 def _open_moses_files(corpus: LocalCorpus) -> list[AnyPath]:
-    """Return the files of both languages, the pivot's first, then the file of the scores if `minimum_score` is set."""
+    """Return the pivot's file, the other language's file and, if `minimum_score` is set, the scores file."""
     sides = _order_sides(corpus)
     if len(corpus.paths) == 2:
         first_path, second_path = corpus.paths
@@ -288,11 +288,12 @@ def _open_moses_files(corpus: LocalCorpus) -> list[AnyPath]:
 
 
 def _find_moses_file(archive: zipfile.ZipFile, path: Path, suffix: str) -> zipfile.Path:
-    """Return the only file of a Moses archive whose name ends in a language, or in `scores`.
+    """Return the only file in a Moses archive whose suffix is a language or `scores`.
 
-    An archive of OPUS contains README, LICENSE, CCMatrix.de-en.de, CCMatrix.de-en.en and perhaps CCMatrix.de-en.scores.
+    An archive from OPUS contains README, LICENSE, CCMatrix.de-en.de, CCMatrix.de-en.en and perhaps
+    CCMatrix.de-en.scores.
     """
-    # Some corpora name their languages zh_CN or pt_br. README and LICENSE may exist in several languages.
+    # Some corpora use suffixes such as zh_CN or pt_br. README and LICENSE may exist in several languages.
     pattern = re.compile(rf"(?!(.*/)?(README|LICENSE)\.).*\.{suffix}([_-]\w+)?", re.IGNORECASE)
     names = [name for name in archive.namelist() if pattern.fullmatch(name)]
     if len(names) != 1:
@@ -304,11 +305,11 @@ def _find_moses_file(archive: zipfile.ZipFile, path: Path, suffix: str) -> zipfi
 
 
 def _check_alignment(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the rows of parallel text. Raise ParallelMismatch where the lengths of the two sides are not correlated.
+    """Yield rows of parallel text. Raise ParallelMismatch if the lengths of the two sides do not correlate.
 
-    If the lines of a side are shifted, each length ratio remains plausible, but the correlation of the lengths falls to
-    about 0. It rises again if the shift is undone. A long window detects sides that hardly correspond. A short window
-    detects a shifted block.
+    If a side's lines are shifted, each length ratio remains plausible, but the correlation of the lengths falls to
+    about 0. Undoing the shift restores the correlation. Long windows detect sides that hardly correspond. Short windows
+    detect shifted blocks.
     """
     pairs: list[PairLengths] = []
     for row in rows:
@@ -318,15 +319,15 @@ def _check_alignment(rows: Iterable[Row]) -> Iterator[Row]:
             pairs.append(PairLengths(row.file, row.line, len(source.encode()), len(target.encode())))
         if len(pairs) == 2 * WINDOW:
             _check_correlation(pairs[:WINDOW], MIN_CORRELATION)
-            _check_blocks(pairs[: WINDOW + BLOCK], BLOCK)  # also the blocks that begin in this window
+            _check_blocks(pairs[: WINDOW + BLOCK], BLOCK)  # includes blocks that begin in this window
             del pairs[:WINDOW]
     _check_windows(pairs)
     _check_blocks(pairs, BLOCK if len(pairs) >= WINDOW else SMALL_BLOCK)
 
 
 def _check_windows(pairs: list[PairLengths]) -> None:
-    """Check long windows of the last pairs of a file. The last window ends with the last pair."""
-    if len(pairs) < WINDOW // 2:  # in fewer pairs a low correlation is not significant
+    """Check long windows over the remaining pairs. The last window ends with the last pair."""
+    if len(pairs) < WINDOW // 2:  # low correlations of fewer pairs are not significant
         return
     last_start = max(0, len(pairs) - WINDOW)
     for next_start in range(0, len(pairs), WINDOW):
@@ -345,7 +346,7 @@ def _check_blocks(pairs: list[PairLengths], block_size: int) -> None:
 
 
 def _check_correlation(pairs: list[PairLengths], min_correlation: float) -> None:
-    """Raise ParallelMismatch if the correlation of the sides' lengths is too low for translations."""
+    """Raise ParallelMismatch if the lengths of the sides correlate too little for translations."""
     source, target = _log_lengths(pairs)
     correlation = _correlate(source, target)
     if correlation is not None and correlation < min_correlation:
@@ -356,9 +357,9 @@ def _check_correlation(pairs: list[PairLengths], min_correlation: float) -> None
 
 
 def _check_shift(pairs: list[PairLengths]) -> None:
-    """Raise ParallelMismatch if the lengths correlate better when the target is shifted by a few lines."""
+    """Raise ParallelMismatch if shifting the target by a few lines increases the correlation of the lengths."""
     source, target = _log_lengths(pairs)
-    first = MAX_SHIFT  # the first and last lines lack a target line for some shifts, so leave them out
+    first = MAX_SHIFT  # skip the first and last lines, which lack a target line for some shifts
     end = len(pairs) - MAX_SHIFT
     correlations: dict[int, float] = {}
     for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
@@ -378,13 +379,13 @@ def _check_shift(pairs: list[PairLengths]) -> None:
 
 
 def _log_lengths(pairs: list[PairLengths]) -> np.ndarray:
-    """Return the logarithms of the lengths of both sides, (2, N)."""
+    """Return the log lengths (2, N) of both sides."""
     lengths = np.array([(pair.source_bytes, pair.target_bytes) for pair in pairs], dtype=float)
     return np.log(lengths.T)
 
 
 def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
-    """Return the correlation of (N,) and (N,), or None if the lengths hardly vary, which proves nothing."""
+    """Return the correlation of two arrays (N,), or None if an array varies too little for a significant result."""
     if min(source.std(), target.std()) < MIN_DEVIATION:
         return None
     return float(np.corrcoef(source, target)[0, 1])
@@ -394,7 +395,7 @@ def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
 
 
 def _read_units(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield a pair for each translation of a unit into a language of the corpus."""
+    """Yield a pair for each translation in a TMX or XLIFF file."""
     path = corpus.paths[0]
     for number, unit in enumerate(translation_units.read_units(path, corpus.source.format), start=1):
         if unit.dropped:
@@ -407,12 +408,12 @@ def _read_units(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _make_dropped_row(corpus: LocalCorpus, number: int, reason: str) -> Row:
-    """Return a row without text, so that the report counts a unit without a pair. `und` is an unknown language."""
+    """Return an empty row for a unit without a pair, so that the report counts the unit. `und`: unknown language."""
     return Row((corpus.pivot, "und"), ("", ""), corpus.paths[0].name, number, reason)
 
 
 def _make_pairs(corpus: LocalCorpus, text_by_language: Mapping[str, str], number: int) -> Iterator[Row]:
-    """Yield a pair for each language of the corpus into which the pivot's text is translated."""
+    """Yield pairs of the pivot's text and its translation into each language of the corpus."""
     pivot = corpus.pivot
     if pivot not in text_by_language:
         return
@@ -424,7 +425,7 @@ def _make_pairs(corpus: LocalCorpus, text_by_language: Mapping[str, str], number
 
 
 def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the pairs in each line of a JSON Lines file, or its sentences if it has no pair with the pivot."""
+    """Yield the pairs of each line in a JSON Lines file, or its sentences if the line has no pair with the pivot."""
     path = corpus.paths[0]
     for number, line in enumerate(lines.read_valid_texts(path), start=1):
         text_by_language = _parse_translation(corpus, line, f"{path}:{number}")
@@ -437,10 +438,10 @@ def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _parse_translation(corpus: LocalCorpus, line: str, position: str) -> dict[str, str]:
-    """Return the texts of a JSON object in the languages of the corpus, by language."""
+    """Parse a JSON object and return its texts by language."""
     remedy = "write an object with a key for each language on each line"
     record = user_files.parse_json(line, dict[str, Any], position, remedy)
-    translation = record.get("translation", record)  # data sets of the Hugging Face hub nest the texts
+    translation = record.get("translation", record)  # nested in data sets of the Hugging Face hub
     values = user_files.validate(translation, dict[str, Any], f"{position}: translation", remedy)
     text_by_language = {}
     for language in corpus.languages:
@@ -452,7 +453,7 @@ def _parse_translation(corpus: LocalCorpus, line: str, position: str) -> dict[st
 
 
 def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the pairs of a table with a column for each language, or its sentences if no column is the pivot."""
+    """Yield the pairs of a table with one column per language, or its sentences if the pivot has no column."""
     path = corpus.paths[0]
     with tables.translate_arrow_errors(path, "write it again"):
         column_names = pq.read_schema(user_files.check_readable(path)).names
@@ -480,4 +481,4 @@ READERS: dict[str, Callable[[LocalCorpus], Iterator[Row]]] = {
     "parquet": _read_parquet,
     "gettext": _read_gettext,
 }
-"""The reader of each format."""
+"""Readers by format."""

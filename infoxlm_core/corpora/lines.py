@@ -15,41 +15,41 @@ import pyarrow as pa
 from infoxlm_core import user_files
 from infoxlm_core.errors import EncodingError, InputError
 
-MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in memory
-LOOK_AHEAD = 32 << 20  # bytes that are decompressed to detect a bomb before the first line is used
+MAX_LINE = 1 << 20  # bytes; longer lines are skipped without loading them
+LOOK_AHEAD = 32 << 20  # bytes to decompress before using the first line, to detect a decompression bomb
 _CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
 COMPRESSED = (".xz", *_CODECS)
 AnyPath = Path | zipfile.Path
 """A file on this machine, or a file in a zip file."""
-MAX_RATIO = 100  # unpacked by packed size; a file above it is a decompression bomb
+MAX_RATIO = 100  # largest ratio of unpacked to packed size; files above it count as decompression bombs
 
 
 class Row(NamedTuple):
-    """A sentence, or a translation pair that begins with the pivot's side."""
+    """A sentence, or a translation pair whose first side is the pivot's."""
 
     languages: tuple[str, ...]
     texts: tuple[str, ...]
     file: str
     line: int
-    """Number of the line in its file. In a gettext catalog, number of the message. For all rows of a document that is
-    compared as a whole, the line on which the document begins."""
+    """Line number in the file, or message number in a gettext catalog. If documents are compared, all rows of a
+    document have the number of its first line."""
     dropped: str | None = None
-    """Reason to drop the row, or None. The texts of a dropped row are not used, but for `invalid_utf8` the first is the
-    position file:line:byte."""
+    """Reason to drop the row, or None. The texts of a dropped row are not used, except for `invalid_utf8`: the first
+    text is the position file:line:byte."""
 
 
 class Line(NamedTuple):
-    """A line of a file."""
+    """One line of a file."""
 
     number: int  # counted from 1
     text: str
     dropped: str | None = None
-    """Reason to drop the line, or None. The text of a `too_long` line is empty. That of an `invalid_utf8` line is the
-    position file:line:byte of its first invalid byte."""
+    """Reason to drop the line, or None. For `too_long`, the text is empty. For `invalid_utf8`, the text is the position
+    file:line:byte of the first invalid byte."""
 
 
 class _UnpackedFile(io.RawIOBase):
-    """The decompressed content of a file. Reading a damaged file or a decompression bomb raises InputError."""
+    """Reads the decompressed content of a file. Damaged files and decompression bombs raise InputError."""
 
     def __init__(self, path: AnyPath):
         self.path = path
@@ -69,14 +69,14 @@ class _UnpackedFile(io.RawIOBase):
             self.stream = self.packed_file
 
     def count_packed_bytes(self) -> int:
-        """Return how many bytes of the file were read so far. Of a file in a zip file, return the packed size."""
+        """Return the number of compressed bytes read so far. For a member of a zip file, return its compressed size."""
         return self.packed_size if self.packed_file is None else self.packed_file.tell()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read up to `len(buffer)` bytes into a buffer, and return their number."""
+        """Fill a buffer with up to `len(buffer)` decompressed bytes, and return their number."""
         try:
             chunk = self.stream.read(len(buffer))
         except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
@@ -90,30 +90,31 @@ class _UnpackedFile(io.RawIOBase):
 
 
 def open_zip(path: Path, expected_kind: str) -> zipfile.ZipFile:
-    """Open a zip file. Raise InputError if it is damaged, with a message that names the expected kind of file."""
+    """Open a zip file. Raise InputError if it is damaged. The message names the expected kind of file."""
     try:
         return zipfile.ZipFile(user_files.check_readable(path))
-    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
+    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # unknown version, invalid names
         raise InputError(f"{path} is not {expected_kind} ({error})") from None
 
 
 def unpack(path: AnyPath) -> IO[bytes]:
-    """Open a file, and decompress it if its suffix is in `COMPRESSED`. Raise InputError for a decompression bomb."""
+    """Open a file for reading, and decompress it if its suffix is in `COMPRESSED`. Raise InputError for a decompression
+    bomb."""
     try:
         if path.suffix in COMPRESSED:
-            # Decompress the first part and discard it: this usually detects a bomb before its first line is used.
+            # Decompress and discard the first part: this usually detects a bomb before its first line is used.
             with io.BufferedReader(_UnpackedFile(path), MAX_LINE) as first_part:
                 for _ in range(LOOK_AHEAD // MAX_LINE):
                     first_part.read(MAX_LINE)
         return io.BufferedReader(_UnpackedFile(path), MAX_LINE)
-    except (OSError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: encrypted, or an unknown compression
+    except (OSError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: encrypted or unknown compression
         raise InputError(f"{path} cannot be opened ({error}): write it again") from None
 
 
 def read_lines(path: AnyPath) -> Iterator[Line]:
-    """Yield the lines of a file, some with a reason to drop them.
+    """Yield the lines of a file. Overlong and invalid lines have a reason to drop them.
 
-    Only \\n ends a line, so that the numbers agree with `wc -l`.
+    Only \\n ends a line, so that line numbers agree with `wc -l`.
     """
     with unpack(path) as file:
         for number in itertools.count(1):
@@ -135,7 +136,7 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
 
 
 def _skip_rest_of_line(file: IO[bytes]) -> None:
-    """Read to the end of a line without holding it in memory."""
+    """Read to the end of a line without loading the line into memory."""
     while True:
         content = file.readline(MAX_LINE)
         if not content or content.endswith(b"\n"):
@@ -143,7 +144,7 @@ def _skip_rest_of_line(file: IO[bytes]) -> None:
 
 
 def read_valid_texts(path: Path) -> Iterator[str]:
-    """Yield the text of every line of a file, all of which must be valid.
+    """Yield the text of every line of a file. All lines must be valid.
 
     Raises:
         EncodingError: a line is not UTF-8.

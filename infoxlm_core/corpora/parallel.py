@@ -1,7 +1,6 @@
-"""Apply a function to many items in this process, in several processes, or on machines that the caller provides.
+"""Map a function over many items in this process, in several processes, or on the caller's machines.
 
-A `ParallelMap` returns the results in order, so that the output of a stage does not depend on where the items were
-processed.
+A `ParallelMap` yields results in order, so that a stage's output does not depend on where items were processed.
 """
 
 import itertools
@@ -18,19 +17,20 @@ from typing import Any
 from infoxlm_core.errors import WorkerLost
 
 logger = logging.getLogger(__name__)
-CHUNK = 4096  # rows of a chunk of a table: enough that the cost of sending a chunk hardly counts
-AHEAD = 4  # items for each worker ahead of the results, so that no worker waits for a slow item of another one
-_MAX_POOLS = 4  # more new pools would hardly help: processes are killed because memory is short
+CHUNK = 4096  # rows per chunk; large enough that the cost of sending a chunk is negligible
+AHEAD = 4  # items per worker ahead of the results, so that no worker waits for another worker's slow item
+_MAX_POOLS = 4  # processes are usually killed because memory is short, so more attempts would hardly help
 
 ItemFunction = Callable[[Any], Any]
 """A pure function that other processes can import, or a `functools.partial` of one."""
 
 ParallelMap = Callable[[ItemFunction, Iterable[Any]], Iterator[Any]]
-"""Yields a function's result for each item, in order. Items are read in the caller's thread, a few of them ahead."""
+"""Yields a function's result for each item, in order. The caller's thread reads the items, a few ahead of the
+results."""
 
 
 def map_in_process(function: ItemFunction, items: Iterable[Any]) -> Iterator[Any]:
-    """Apply a function to the items in this process."""
+    """Map a function over the items in this process."""
     return map(function, items)
 
 
@@ -38,8 +38,8 @@ def yield_in_order(futures: Iterable[Future[Any]], max_pending: int) -> Iterator
     """Yield the results of futures in order.
 
     Args:
-        futures: submits an item whenever its next future is taken.
-        max_pending: number of futures that are taken ahead of the result. It bounds the memory of waiting results.
+        futures: iterator that submits an item for each future that is taken.
+        max_pending: number of futures to take ahead of the results. It bounds the memory for waiting results.
     """
     pending: deque[Future[Any]] = deque()
     try:
@@ -55,21 +55,21 @@ def yield_in_order(futures: Iterable[Future[Any]], max_pending: int) -> Iterator
 
 
 class ProcessPoolMap:
-    """A `ParallelMap` over processes of this machine. If one is killed, all of them are replaced."""
+    """A `ParallelMap` over local processes. If a process is killed, the whole pool is replaced."""
 
     def __init__(self, process_count: int):
         self.process_count = process_count
 
     def __call__(self, function: ItemFunction, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield the result for each item in order.
+        """Yield the function's result for each item, in order.
 
         Raises:
             WorkerLost: processes were killed too often.
         """
-        items = iter(items)  # a new pool continues after the items that an earlier pool has taken
-        spawn = multiprocessing.get_context("spawn")  # forking a process with threads may deadlock
+        items = iter(items)  # a new pool continues after the items of earlier pools
+        spawn = multiprocessing.get_context("spawn")  # forking a multi-threaded process may deadlock
         for _ in range(_MAX_POOLS):
-            unfinished_items: deque[Any] = deque()  # items that were submitted, and whose results were not yielded
+            unfinished_items: deque[Any] = deque()  # submitted items without a yielded result
             try:
                 with ProcessPoolExecutor(
                     self.process_count, spawn, initializer=_initialise_worker, initargs=(function,)
@@ -79,7 +79,7 @@ class ProcessPoolMap:
                         unfinished_items.popleft()
                         yield result
                 return
-            except BrokenProcessPool:  # usually out of memory
+            except BrokenProcessPool:  # usually for lack of memory
                 logger.warning("a worker process was killed: starting new ones")
                 items = itertools.chain(unfinished_items, items)
         raise WorkerLost("worker processes were killed, usually for lack of memory: free memory, then run again")
@@ -88,13 +88,13 @@ class ProcessPoolMap:
 def _submit_items(
     pool: ProcessPoolExecutor, items: Iterable[Any], submitted_items: deque[Any]
 ) -> Iterator[Future[Any]]:
-    """Yield the future of each item, which is submitted when its turn comes and appended to `submitted_items`."""
+    """Submit items one by one and yield their futures. Append each submitted item to `submitted_items`."""
     for item in items:
         submitted_items.append(item)
         yield pool.submit(_process_item, item)
 
 
-_function_of_process: list[ItemFunction] = []  # sent to a process once, not with every item: it may contain a model
+_function_of_process: list[ItemFunction] = []  # sent once per process, because it may contain a model
 
 
 def _initialise_worker(function: ItemFunction) -> None:
@@ -103,7 +103,7 @@ def _initialise_worker(function: ItemFunction) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Exit when the parent ends. A killed parent cannot end its pool, and its workers would wait forever."""
+    """Exit when the parent process ends. A killed parent cannot shut down its pool, and workers would wait forever."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()

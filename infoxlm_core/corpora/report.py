@@ -1,4 +1,4 @@
-"""The report of a preparation: count the rows of every file, refuse unusable corpora, and warn of strict filters."""
+"""Report on a preparation: count the rows of every file, refuse unusable corpora, and warn of strict filters."""
 
 import logging
 from collections import Counter, defaultdict
@@ -12,9 +12,9 @@ from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 
 logger = logging.getLogger(__name__)
 
-MAX_WRONG_LANGUAGE = 0.3  # share of a file's rows above which the config names the wrong language
-MIN_ROWS_TO_JUDGE = 1000  # of a file or language; in fewer rows a share is not significant
-MAX_LOSS = 0.05  # share of a language's rows above which a filter is suspected not to suit the language
+MAX_WRONG_LANGUAGE = 0.3  # largest share of a file's rows in other languages
+MIN_ROWS_TO_JUDGE = 1000  # per file or language; shares of fewer rows are not significant
+MAX_LOSS = 0.05  # a filter that drops a larger share of a language's rows may not suit the language
 _FILTERS = (
     "too_short", "too_long", "few_words", "one_sign", "no_letters", "wrong_script", "wrong_language", "untranslated",
     "other_numbers", "other_placeholders", "length_ratio", "held_out", "evaluation_set", "overlap", "not_similar",
@@ -22,23 +22,23 @@ _FILTERS = (
 
 
 def check_files(counts_of_files: RowCounts, first_invalid: Mapping[str, str], max_invalid: float) -> None:
-    """Raise an error for files that are not UTF-8, or not in the language that the config names.
+    """Check that files are UTF-8 and in the language that the config names.
 
     Args:
         counts_of_files: row counts after cleaning.
-        first_invalid: name of a file -> position (file:line:byte) of its first invalid UTF-8.
-        max_invalid: share of a file's lines that may be invalid UTF-8.
+        first_invalid: mapping from file name to the position (file:line:byte) of its first invalid UTF-8.
+        max_invalid: largest share of a file's lines that may be invalid UTF-8.
 
     Raises:
-        EncodingError: a file has too many lines that are not UTF-8.
+        EncodingError: too many lines of a file are not UTF-8.
         InputError: too many rows of a file are in another language.
     """
     for file_key, counts in counts_of_files.items():
         rows = counts["read"]
         if counts["invalid_utf8"] > max_invalid * rows:
             raise EncodingError(
-                f"{first_invalid[file_key.file]}: invalid UTF-8 begins here, {counts['invalid_utf8']} of {rows} lines "
-                f"have it, cleaning.max_invalid_utf8 allows a share of {max_invalid:g}: convert the file to UTF-8"
+                f"{first_invalid[file_key.file]}: invalid UTF-8 begins here ({counts['invalid_utf8']} of {rows} lines; "
+                f"cleaning.max_invalid_utf8 allows a share of {max_invalid:g}): convert the file to UTF-8"
             )
         rows_in_other_languages = counts["wrong_script"] + counts["wrong_language"]
         if rows >= MIN_ROWS_TO_JUDGE and rows_in_other_languages > MAX_WRONG_LANGUAGE * rows:
@@ -49,16 +49,16 @@ def check_files(counts_of_files: RowCounts, first_invalid: Mapping[str, str], ma
 
 
 def check_remaining_rows(source: CorpusSource, counts: Counter[str]) -> None:
-    """Check that rows of a corpus remain after cleaning, and log their number. Raise CorpusTooSmall if none remain."""
+    """Log how many rows of a corpus cleaning dropped. Raise CorpusTooSmall if no row remains."""
     rows = counts["read"]
     dropped = counts.total() - rows
-    if not rows and not source.languages:  # a corpus of many languages may lack those of this run
+    if not rows and not source.languages:  # a corpus with many languages may lack this run's languages
         logger.warning("read %s: it has no rows in the languages of this run", source.name)
     elif rows == dropped:
         reasons = _describe_reasons(counts) or "it has no rows"
         raise CorpusTooSmall(
-            f"corpus {source.name}: none of its {rows} rows can be used (have=0 need=1; {reasons}): check its format, "
-            "languages and columns, or remove it from the config"
+            f"corpus {source.name}: none of its {rows} rows can be used ({reasons}): check its format, languages and "
+            "columns, or remove it from the config"
         )
     else:
         logger.info("read %s: %d rows, %d dropped in cleaning", source.name, rows, dropped)
@@ -67,15 +67,15 @@ def check_remaining_rows(source: CorpusSource, counts: Counter[str]) -> None:
 def make_report(
     counts: RowCounts, labelled_rows_by_split: Mapping[str, int], config: PreparationConfig
 ) -> dict[str, Any]:
-    """Return the content of report.json: how many rows were read, kept, and dropped for each reason.
+    """Return the content of report.json: the numbers of rows read, kept, and dropped for each reason.
 
     Args:
-        counts: the counts of all files.
-        labelled_rows_by_split: split of the labelled text -> number of its rows.
-        config: settings of the preparation.
+        counts: row counts of all files.
+        labelled_rows_by_split: number of labelled rows by split.
+        config: config of the preparation.
 
     Raises:
-        CorpusTooSmall: there is nothing to train on, or `held_out_share` holds out nothing.
+        CorpusTooSmall: no training text remains, or `held_out_share` holds out no pair.
     """
     totals: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
     kept_rows: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
@@ -87,11 +87,11 @@ def make_report(
             kept_rows[file_key.kind][language] += file_counts["kept"]
     if not (kept_rows["pairs"] or kept_rows["mono"]):
         reasons = _describe_reasons(totals["pairs"] + totals["mono"]) or "nothing was read"
-        raise CorpusTooSmall(f"no training text remains (have=0 need=1; {reasons}): check corpora and cleaning")
+        raise CorpusTooSmall(f"no training text remains ({reasons}): check corpora and cleaning")
     if config.held_out_share and not kept_rows["held_out"].total():
         raise CorpusTooSmall(
-            f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs (have=0 "
-            "need=1): raise it, or prepare more pairs"
+            f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs: raise it, "
+            "or prepare more pairs"
         )
     rows_by_kind = {**kept_rows, "labelled": labelled_rows_by_split}
     return {
@@ -103,13 +103,13 @@ def make_report(
 
 
 def _describe_reasons(counts: Counter[str]) -> str:
-    """Return the three most frequent reasons for which rows were dropped, with their counts."""
+    """Return the three most frequent reasons for dropping rows, with their counts."""
     reasons = Counter({reason: count for reason, count in counts.items() if reason not in ("read", "kept")})
     return ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(3))
 
 
 def _describe_file(file_key: FileKey, counts: Counter[str]) -> dict[str, Any]:
-    """Return the counts of a file as the report lists them. Every row that was read must be kept or dropped."""
+    """Return a file's entry in the report. Check that every row is either kept or dropped."""
     dropped = {reason: counts[reason] for reason in sorted(counts) if reason not in ("read", "kept")}
     if counts["read"] != counts["kept"] + sum(dropped.values()):
         raise RuntimeError(f"{file_key}: a row is neither kept nor dropped: report this as a bug")

@@ -1,4 +1,4 @@
-"""The tables of a prepared corpus: Parquet files of text, written and read row by row."""
+"""Tables of a prepared corpus: Parquet files of text that are read and written in bounded memory."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,21 +16,21 @@ from infoxlm_core import user_files
 from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, InputError, one_line
 
-ROW_GROUP = 1 << 15  # rows that a reader of a table holds in memory at a time
-MAX_FRAME = 1 << 30  # bytes of a table that is held as a whole, unless its file is large itself
-MAX_BATCH = 64 << 20  # bytes of text that are held at a time
-_POINTER_SIZE = 8  # bytes of the reference to a string, of which pandas stores one for each cell
-TRAINING = ("mono", "pairs")  # directories for rows of one language and of two
-HELD_OUT = ("held_out_mono", "held_out")  # the same for reserved text
-LABELLED = ("text", "label", "language", "split")  # columns of labelled text
+ROW_GROUP = 1 << 15  # rows that are read into memory at a time
+MAX_FRAME = 1 << 30  # bytes; larger tables are loaded whole only if their files are also large
+MAX_BATCH = 64 << 20  # bytes of text in memory at a time
+_POINTER_SIZE = 8  # bytes of a string reference; pandas stores one for each cell
+TRAINING = ("mono", "pairs")  # directories of monolingual and bilingual rows
+HELD_OUT = ("held_out_mono", "held_out")  # the same for text reserved for evaluation
+LABELLED = ("text", "label", "language", "split")  # columns of the labelled table
 
 
 @contextmanager
 def translate_arrow_errors(path: Path, remedy: str, error_class: type[InfoXLMError] = InputError) -> Iterator[None]:
-    """Translate Arrow's errors about a damaged Parquet file to an `error_class` with the path and the remedy."""
+    """Translate Arrow's errors about a damaged Parquet file to `error_class`, with the path and the remedy."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: invalid UTF-8, a missing column
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: invalid UTF-8 or a missing column
         message = f"{path} cannot be read ({one_line(error)}): {remedy}"
         raise user_files.translate_error(error, path) or error_class(message) from None
 
@@ -39,7 +39,7 @@ def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.Dat
     """Read a Parquet file with pandas.
 
     Raises:
-        InputError: the file is damaged, holds text that is not UTF-8, or unpacks to more than `MAX_FRAME` bytes and
+        InputError: the file is damaged, contains text that is not UTF-8, or unpacks to more than `MAX_FRAME` bytes and
             `MAX_RATIO` times its size.
     """
     user_files.check_readable(path)
@@ -49,7 +49,7 @@ def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.Dat
         return pd.read_parquet(path, columns=column_names)
     except InputError:
         raise
-    except Exception as error:  # pandas does not check the metadata that it reads, so any exception is possible
+    except Exception as error:  # pandas does not validate metadata, so any exception is possible
         message = f"{path} cannot be read ({one_line(error)}): {remedy}"
         raise user_files.translate_error(error, path) or InputError(message) from None
 
@@ -57,7 +57,7 @@ def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.Dat
 def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
     """Raise InputError if a Parquet file unpacks to more than `MAX_FRAME` bytes and `MAX_RATIO` times its size.
 
-    A file stores repeated values once, so a small file may unpack to any size. The check unpacks a batch at a time.
+    A file stores repeated values once, so a small file may unpack to any size. This check unpacks one batch at a time.
     """
     max_bytes = max(MAX_FRAME, MAX_RATIO * path.stat().st_size)
     unpacked_bytes = 0
@@ -75,18 +75,18 @@ def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of rows of a table that the pipeline wrote. Raise DataCorrupt if it cannot be read."""
+    """Return the row count of a table written by the pipeline. Raise DataCorrupt if the table cannot be read."""
     with translate_arrow_errors(path, "prepare the text again", DataCorrupt):
         return pq.read_metadata(path).num_rows
 
 
 def read_text_columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, ...]]:
-    """Yield the rows of the text columns of a user's Parquet file. A missing text is None.
+    """Yield rows of text columns from a user's Parquet file. Missing texts are None.
 
-    Repeated values are held in memory only once.
+    Repeated values are stored in memory only once.
 
     Raises:
-        InputError: a column is not text, or its distinct values have over `MAX_RATIO` times the size of the file.
+        InputError: a column is not text, or the distinct values exceed `MAX_RATIO` times the file size.
     """
     max_bytes = MAX_RATIO * user_files.check_readable(path).stat().st_size + MAX_LINE
     unpacked_bytes = 0
@@ -98,7 +98,7 @@ def read_text_columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str 
                 unpacked_bytes += _count_distinct_bytes(batch[column], column_sizes)
             if unpacked_bytes > max_bytes:
                 raise InputError(f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
-            # In Python, each repetition of a value needs memory, so convert rows in slices of about MAX_BATCH bytes.
+            # As Python values, repetitions need memory again, so convert rows in slices of about MAX_BATCH bytes.
             row_sizes = np.sum(sizes_of_columns, axis=0)
             slice_numbers = np.cumsum(row_sizes) // MAX_BATCH  # (rows,)
             _, first_rows = np.unique(slice_numbers, return_index=True)
@@ -107,7 +107,8 @@ def read_text_columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str 
 
 
 def _check_text_columns(path: Path, columns: Sequence[str]) -> None:
-    """Raise InputError if a column of a Parquet file is not text. A column of type null is text, all of it missing."""
+    """Raise InputError if a column of a Parquet file is not text. A column of type null counts as text without
+    values."""
     schema = pq.read_schema(path)
     for column in columns:
         value_type = _find_value_type(schema.field(column).type)
@@ -116,26 +117,26 @@ def _check_text_columns(path: Path, columns: Sequence[str]) -> None:
 
 
 def is_text(data_type: pa.DataType) -> bool:
-    """Return whether values of a type are text."""
+    """Return whether a data type is text."""
     return pa.types.is_string(data_type) or pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type)
 
 
 def _find_value_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a column, which may be stored in a dictionary."""
+    """Return the type of a column's values, also if the column is dictionary-encoded."""
     return data_type.value_type if pa.types.is_dictionary(data_type) else data_type
 
 
 def _count_distinct_bytes(column: pa.Array, cell_sizes: np.ndarray) -> int:
-    """Return the size of a column in bytes, with repeated values counted once. `cell_sizes` are the bytes of cells."""
+    """Return a column's size in bytes, counting repeated values once. `cell_sizes` has the bytes of each cell."""
     total_bytes = int(cell_sizes.sum())
     if not pa.types.is_dictionary(column.type):
         return total_bytes
     dictionary_bytes = int(_measure_cells(column.dictionary).sum())
-    return min(total_bytes, dictionary_bytes)  # a dictionary may have values that no cell uses
+    return min(total_bytes, dictionary_bytes)  # a dictionary may contain unused values
 
 
 def _measure_cells(column: pa.Array) -> np.ndarray:
-    """Return the bytes of each cell, (rows,)."""
+    """Return the size of each cell in bytes (rows,)."""
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.int64)
     if pa.types.is_dictionary(column.type):
@@ -157,7 +158,7 @@ def make_text_schema(*columns: str) -> pa.Schema:
 
 
 def make_table(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
-    """Return a table of at least one row."""
+    """Return a table of the rows, of which there must be at least one."""
     values_of_columns = zip(*rows, strict=True)
     columns = []
     for values, schema_field in zip(values_of_columns, schema, strict=True):

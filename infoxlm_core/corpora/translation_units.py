@@ -18,34 +18,34 @@ from defusedxml.ElementTree import iterparse
 from infoxlm_core.corpora import lines
 from infoxlm_core.errors import InputError
 
-MAX_DEPTH = 100  # nested elements of a segment
+MAX_DEPTH = 100  # levels of nested elements in a segment
 _TRANSLATABLE = ("hi", "sub", "g", "mrk", "pc")
-"""Elements in a segment that contain translatable text: TMX's highlights and footnotes, and XLIFF's pairs of codes. All
-other elements contain codes of a file format."""
+"""Elements of a segment that contain translatable text: highlights and footnotes in TMX, and paired codes in XLIFF. All
+other elements contain native codes of a file format."""
 _UNFINISHED = ("new", "initial", "needs-translation", "needs-adaptation", "needs-l10n", "needs-review-translation",
                "needs-review-adaptation", "needs-review-l10n")  # fmt: skip
-"""Values of XLIFF's `state` for targets that are not finished translations."""
+"""Values of XLIFF's `state` for unfinished targets."""
 _FINISHED = ("translated", "signed-off", "final")
-"""Values of `state` in XLIFF 1.2 for targets that are used even if their unit is not approved."""
+"""Values of XLIFF 1.2's `state` for targets that are used even in an unapproved unit."""
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
 class Unit(NamedTuple):
-    """The texts of a translation unit by language, or the reason to drop the unit."""
+    """Texts of a translation unit by language, or the reason to drop the unit."""
 
     texts: dict[str, str]
     dropped: str | None = None
 
 
 def read_units(path: Path, file_format: str) -> Iterator[Unit]:
-    """Yield the units of a file.
+    """Yield a file's translation units.
 
     Args:
-        path: the file, which may be compressed.
-        file_format: tmx or xliff.
+        path: TMX or XLIFF file, which may be compressed.
+        file_format: `tmx` or `xliff`.
 
     Raises:
-        InputError: the file is not of this format, or has entities, which could expand to any size.
+        InputError: the file is not valid in this format, or has entities, which could expand to any size.
     """
     units = _read_tmx(path) if file_format == "tmx" else _read_xliff(path)
     unit_count = 0
@@ -53,7 +53,7 @@ def read_units(path: Path, file_format: str) -> Iterator[Unit]:
         for unit in units:
             unit_count += 1
             yield unit
-    # An unknown encoding raises LookupError, and a segment that is nested too deeply raises ValueError.
+    # LookupError: unknown encoding; ValueError: too deeply nested segment
     except (ParseError, DefusedXmlException, LookupError, ValueError) as error:
         name = file_format.upper()
         raise InputError(f"{path}: no valid {name} after unit {unit_count} ({error}): export it again") from None
@@ -69,7 +69,7 @@ def _read_tmx(path: Path) -> Iterator[Unit]:
 
 
 def _read_xliff(path: Path) -> Iterator[Unit]:
-    """Yield each <trans-unit> of version 1.2, and each <segment> of version 2."""
+    """Yield a unit for each <trans-unit> in version 1.2, or each <segment> in version 2."""
     for unit, ancestors in _iterate_elements(path, ("trans-unit", "unit")):
         source_language = _find_attribute(ancestors, ("source-language", "srcLang"))
         target_language = _find_attribute(ancestors, ("target-language", "trgLang"))
@@ -79,13 +79,13 @@ def _read_xliff(path: Path) -> Iterator[Unit]:
 
 
 def _read_segment(unit: Element, segment: Element, source_language: str | None, target_language: str | None) -> Unit:
-    """Return the texts of a segment by language, or the reason to drop it.
+    """Read an XLIFF segment.
 
     Args:
-        unit: the unit of the segment.
-        segment: the segment, which is the unit itself in XLIFF 1.2.
-        source_language: language of the source, unless its element names another one.
-        target_language: language of the target, unless its element names another one.
+        unit: element that contains the segment.
+        segment: element with the texts; in XLIFF 1.2, the unit itself.
+        source_language: default language of the source text.
+        target_language: default language of the target text.
     """
     children = {_local_name(child): child for child in segment}
     source = children.get("source")
@@ -103,7 +103,7 @@ def _read_segment(unit: Element, segment: Element, source_language: str | None, 
 
 
 def _iterate_elements(path: Path, names: Sequence[str]) -> Iterator[tuple[Element, list[Element]]]:
-    """Yield each complete element of these names with its ancestors, from the root. Then free its memory."""
+    """Yield each complete element with one of the names, and its ancestors from the root. Then free its memory."""
     ancestors: list[Element] = []
     with lines.unpack(path) as file:
         for event, element in iterparse(file, events=("start", "end")):
@@ -113,11 +113,11 @@ def _iterate_elements(path: Path, names: Sequence[str]) -> Iterator[tuple[Elemen
             ancestors.pop()
             if _local_name(element) in names:
                 yield element, ancestors
-                del ancestors[-1][:]  # the parent remains, because its attributes may name the languages
+                del ancestors[-1][:]  # keep the parent, whose attributes may name the languages
 
 
 def _find_attribute(ancestors: Sequence[Element], names: Sequence[str]) -> str | None:
-    """Return the value of the first of these attributes in the innermost element that has any of them."""
+    """Return the first matching attribute of the innermost element that has any of the attributes, or None."""
     for element in reversed(ancestors):
         for name in names:
             if element.get(name):
@@ -126,7 +126,7 @@ def _find_attribute(ancestors: Sequence[Element], names: Sequence[str]) -> str |
 
 
 def _local_name(element: Element) -> str:
-    """Return the name of an element without its namespace."""
+    """Return an element's name without its namespace."""
     return str(element.tag).rpartition("}")[2]
 
 
@@ -136,11 +136,11 @@ def _parse_language(locale: str | None) -> str:
 
 
 def _extract_text(segment: Element | None, depth: int = 0) -> str:
-    """Return the text of a segment without native codes (<ph>, <bpt>, …)."""
+    """Return a segment's text without native codes (<ph>, <bpt>, …)."""
     if segment is None:
         return ""
     if depth > MAX_DEPTH:
-        raise ValueError(f"a segment is nested {depth} deep")
+        raise ValueError(f"a segment has elements nested {depth} levels deep")
     texts = [segment.text or ""]
     for child in segment:
         if _local_name(child) in _TRANSLATABLE:

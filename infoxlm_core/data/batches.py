@@ -1,7 +1,7 @@
-"""Packed batches, the input of one forward pass.
+"""Packed batches, each the input of one forward pass.
 
-A batch is packed: its sequences follow each other without padding, MLM and TLM sequences first, then query views. Key
-views are packed separately, because another encoder reads them.
+A packed batch concatenates sequences without padding: first MLM and TLM sequences, then query views. Key views are
+packed separately, because they are the input of the key encoder.
 """
 
 from collections.abc import Sequence
@@ -18,37 +18,37 @@ from infoxlm_core.data.samples import ContrastViews, DrawnSamples, MaskedSequenc
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One micro-batch, on one device."""
+    """A micro-batch on one device."""
 
-    ids: Tensor  # (T,) of all MLM, TLM and query-view sequences
+    ids: Tensor  # (T,) MLM and TLM sequences, then query views
     positions: Tensor  # (T,)
-    lengths: tuple[int, ...]  # tokens of each sequence
-    lm_sequences: int  # MLM and TLM sequences, which come first; the rest are query views
-    target_rows: Tensor  # (N,) indices of the tokens to predict, MLM's first; the last layer computes only these rows
-    target_ids: Tensor  # (N,) the tokens to predict
-    target_counts: tuple[int, ...]  # tokens to predict in each MLM and TLM sequence
-    target_group_ids: Tensor  # (N,) index into `Sampler.group_names` of each target
-    mlm_targets: int  # the number of MLM's targets
-    key_ids: Tensor  # of the key views, one for each query view
+    lengths: tuple[int, ...]  # token count of each sequence
+    lm_sequences: int  # number of MLM and TLM sequences
+    target_rows: Tensor  # (N,) indices of the tokens to predict, MLM first; the last layer computes only these rows
+    target_ids: Tensor  # (N,) tokens to predict
+    target_counts: tuple[int, ...]  # targets in each MLM and TLM sequence
+    target_group_ids: Tensor  # (N,) each target's index into `Sampler.group_names`
+    mlm_targets: int  # number of MLM targets
+    key_ids: Tensor  # key views, one for each query view
     key_positions: Tensor
     key_lengths: tuple[int, ...]
-    sentence_ids: Tensor  # (B, 2) int64 ids of the sentences joined in each view
-    view_group_ids: Tensor  # (B,) index into `Sampler.group_names` of each view
-    contrast_count: int  # contrast samples: B, or B / 2 if each occurs twice, with query and key view exchanged
-    rng_key: tuple[int, int, int] = (0, 0, 0)  # step, first virtual shard, number of the micro-batch: seeds dropout
-    flops: float = 0.0  # of a forward and backward pass of the network
-    rows_with_target: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
+    sentence_ids: Tensor  # (B, 2) ids of the sentences joined in each view
+    view_group_ids: Tensor  # (B,) each view's index into `Sampler.group_names`
+    contrast_count: int  # number of contrast samples: B, or B / 2 if views are also exchanged
+    rng_key: tuple[int, int, int] = (0, 0, 0)  # seeds dropout: step, first virtual shard, micro-batch number
+    flops: float = 0.0  # FLOPs of a forward and backward pass
+    rows_with_target: Tensor | None = None  # (N,) indices into `target_rows` of the targets; None: all rows
     padding_tokens: int = 0
-    is_dummy: bool = False  # computed only because all workers must call a sharded network; its losses are ignored
+    is_dummy: bool = False  # losses are ignored; the batch exists because all workers must call a sharded network
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens of all sequences and key views, without padding."""
+        """Number of tokens in all sequences and key views, without padding."""
         return len(self.ids) + len(self.key_ids) - self.padding_tokens
 
     @property
     def counts(self) -> dict[str, float]:
-        """Return the numbers of targets of each objective, of tokens and of FLOPs."""
+        """Target counts of the objectives, and the numbers of tokens and FLOPs."""
         return {
             "mlm": self.mlm_targets,
             "tlm": len(self.target_ids) - self.mlm_targets,
@@ -58,7 +58,7 @@ class PackedBatch:
         }
 
     def to(self, device: torch.device | str) -> "PackedBatch":
-        """Return the batch with its tensors on a device."""
+        """Move the batch's tensors to a device."""
         if self.ids.device.type == torch.device(device).type:
             return self
         moved_tensors: dict[str, Any] = {}
@@ -69,10 +69,10 @@ class PackedBatch:
         return replace(self, **moved_tensors)
 
     def pad_for_gpu(self, multiple: int, pad_id: int) -> "PackedBatch":
-        """Return the batch with padding, because GPU kernels are fastest at certain numbers of tokens.
+        """Pad the batch, because GPU kernels are fastest at certain numbers of tokens.
 
-        The MLM and TLM sequences, the query views and the key views each get one more sequence of padding, so that
-        their numbers of tokens are multiples of `multiple`.
+        The MLM and TLM sequences, the query views and the key views each receive a padding sequence, so that their
+        token counts are multiples of `multiple`.
         """
         lm_tokens = sum(self.lengths[: self.lm_sequences])
         lm = _PackedSequences(self.ids[:lm_tokens], self.positions[:lm_tokens], self.lengths[: self.lm_sequences])
@@ -104,14 +104,14 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class _PackedSequences:
-    """Sequences of T tokens, one after another."""
+    """Concatenated sequences with T tokens in total."""
 
     ids: Tensor  # (T,)
-    positions: Tensor  # (T,) position of each token in its sequence
-    lengths: tuple[int, ...]  # tokens of each sequence
+    positions: Tensor  # (T,) position of each token within its sequence
+    lengths: tuple[int, ...]  # token count of each sequence
 
     def pad(self, multiple: int, pad_id: int) -> "_PackedSequences":
-        """Append one sequence of padding, so that the number of tokens is a multiple of `multiple`."""
+        """Append a padding sequence, so that the token count is a multiple of `multiple`."""
         padding_length = -len(self.ids) % multiple
         if not padding_length:
             return self
@@ -126,20 +126,20 @@ class _PackedSequences:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """The tokens of packed sequences for which the last layer is computed: targets, and others that kernels need."""
+    """Tokens for which the last layer is computed: all targets, and additional rows that GPU kernels need."""
 
     rows: Tensor  # (R,) ascending indices of tokens
-    counts: tuple[int, ...]  # rows of each sequence
-    rows_with_target: Tensor | None  # (N,) indices into `rows` of the targets; None: all rows are targets
+    counts: tuple[int, ...]  # row count of each sequence
+    rows_with_target: Tensor | None  # (N,) indices into `rows` of the targets; None: all rows
 
 
 def add_missing_rows(target_rows: Tensor, target_counts: Sequence[int], sequence_lengths: Sequence[int]) -> TargetRows:
-    """Add the first token of each sequence without a target, because FlashAttention 3 needs a row of every sequence.
+    """Add the first token of each sequence without targets, because FlashAttention 3 needs a row in every sequence.
 
     Args:
-        target_rows: (N,) ascending indices of the tokens to predict.
-        target_counts: tokens to predict in each sequence.
-        sequence_lengths: tokens of each sequence.
+        target_rows: ascending indices of the tokens to predict (N,).
+        target_counts: target count of each sequence.
+        sequence_lengths: token count of each sequence.
     """
     sequences_without_target = np.flatnonzero(np.array(target_counts, np.int64) == 0)
     if not len(sequences_without_target):
@@ -155,9 +155,9 @@ def add_missing_rows(target_rows: Tensor, target_counts: Sequence[int], sequence
 
 
 def pack_micro_batches(samples: DrawnSamples, batch_size: int, symmetric: bool = False) -> list[PackedBatch]:
-    """Split a worker's samples into packed micro-batches of at most `batch_size` samples of each objective.
+    """Split a worker's samples into packed micro-batches with at most `batch_size` samples per objective.
 
-    With `symmetric`, each contrast sample also occurs with query and key view exchanged.
+    With `symmetric`, each contrast sample is repeated with query and key views exchanged.
     """
     most_samples = max(len(samples.mlm.group_ids), len(samples.tlm.group_ids), len(samples.xlco.group_ids))
     batches = []
@@ -168,7 +168,7 @@ def pack_micro_batches(samples: DrawnSamples, batch_size: int, symmetric: bool =
 
 
 def _pack(mlm: MaskedSequences, tlm: MaskedSequences, views: ContrastViews, symmetric: bool) -> PackedBatch:
-    """Pack the samples of one micro-batch."""
+    """Pack a micro-batch."""
     contrast_count = len(views.group_ids)
     if symmetric:
         views = views.with_exchanged_copy()

@@ -1,4 +1,4 @@
-"""Encode sentences as token ids, a chunk of rows at a time; any machine can process a chunk.
+"""Encode sentences as token ids in chunks of rows, which any machine can process.
 
 source: ["Open the page"]  target: ["Öffne die Seite"]
 source: [[31, 7, 52]]      target: [[88, 12, 9, 40]]    sentence_id: [1234567890123456789]
@@ -24,22 +24,22 @@ from infoxlm_core.data.writing import make_column
 
 @dataclass(frozen=True)
 class SerializedTokenizer:
-    """A tokenizer that can be sent to other machines, which do not have its files."""
+    """A tokenizer that can be sent to machines without its files."""
 
-    model: bytes  # a SentencePiece model, or the result of `serialize`
+    model: bytes  # SentencePiece model, or result of `serialize`
     vocabulary: Vocabulary
-    prefix: str = ""  # text before every sentence
+    prefix: str = ""  # text to add before every sentence
 
 
 Encode = Callable[[list[str]], list[np.ndarray]]
-"""Returns the token ids of each text, without special tokens."""
+"""Function that returns each text's token ids, without special tokens."""
 
 
 def serialize(tokenizer: Tokenizer, special_ids: Collection[int]) -> bytes:
-    """Return a tokenizer as JSON, without the special tokens.
+    """Serialize a tokenizer as JSON, without special tokens.
 
-    If a text contains the characters `</s>` or `[SEP]`, they must be encoded as ordinary text. A unigram model also has
-    the special tokens among its pieces, so these pieces are renamed to what no text contains.
+    The characters `</s>` or `[SEP]` in a text must be encoded as ordinary text. In a unigram model, special tokens are
+    also pieces, so these pieces receive names that no text contains.
     """
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
@@ -52,25 +52,25 @@ def serialize(tokenizer: Tokenizer, special_ids: Collection[int]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode()
 
 
-@functools.lru_cache(maxsize=1)  # a worker encodes many chunks with one tokenizer
+@functools.lru_cache(maxsize=1)  # a worker encodes many chunks with the same tokenizer
 def load_encoder(model: bytes) -> Encode:
-    """Return the function that encodes text with a serialized SentencePiece model or the result of `serialize`."""
+    """Load an encoding function from a serialized SentencePiece model or the result of `serialize`."""
     if model.startswith(b"{"):
         return functools.partial(_encode_fast, Tokenizer.from_str(model.decode()))
     return functools.partial(encode, sentencepiece.SentencePieceProcessor(model_proto=model))
 
 
 def _encode_fast(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
-    """Return the token ids of each text, without special tokens."""
+    """Return each text's token ids, without special tokens."""
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
 
 def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> list[np.ndarray]:
-    """Return the token ids of each text in XLM-R's layout, without special tokens."""
+    """Return each text's token ids in XLM-R's layout, without special tokens."""
     pieces_by_text = processor.encode(texts)
     piece_ids = np.fromiter(itertools.chain.from_iterable(pieces_by_text), np.int64)
-    # SentencePiece counts <unk>, <s>, </s> and then the pieces from 3; XLM-R counts the pieces from 4.
+    # SentencePiece numbers <unk>, <s>, </s>, and then pieces from 3. XLM-R numbers pieces from 4.
     token_ids = np.where(piece_ids == 0, UNK, piece_ids + FIRST_PIECE - 3)
     lengths = [len(pieces) for pieces in pieces_by_text]
     offsets = itertools.accumulate(lengths, initial=0)
@@ -78,14 +78,15 @@ def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) ->
 
 
 def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
-    """Encode the text of each row. Drop rows in which a text has no tokens besides those of the prefix.
+    """Encode each row's text. Drop rows with a text that has no tokens besides the prefix.
 
     Args:
-        chunk: the column `text`, or the columns `source` and `target`.
-        tokenizer: encodes the text.
+        chunk: table with the column `text`, or the columns `source` and `target`.
+        tokenizer: serialized tokenizer.
 
     Returns:
-        The same columns with token ids, and for pairs the column `sentence_id`. Monolingual rows end with `</s>`.
+        Table with the same columns as token ids, and for pairs the column `sentence_id`. Monolingual rows end with
+        `</s>`.
     """
     encode_texts = load_encoder(tokenizer.model)
     ids_by_column: dict[str, list[np.ndarray]] = {}
@@ -109,7 +110,7 @@ def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
 
 
 def _find_complete_rows(ids_by_column: dict[str, list[np.ndarray]], prefix_ids: np.ndarray) -> list[int]:
-    """Return the numbers of the rows in which every column has more tokens than those of the prefix."""
+    """Return the numbers of the rows in which every column has tokens besides the prefix."""
     complete_rows = []
     for row, row_ids in enumerate(zip(*ids_by_column.values(), strict=True)):
         if not any(np.array_equal(token_ids, prefix_ids) for token_ids in row_ids):
@@ -118,6 +119,6 @@ def _find_complete_rows(ids_by_column: dict[str, list[np.ndarray]], prefix_ids: 
 
 
 def sentence_id(text: str) -> int:
-    """Return a 64-bit hash of a pair's pivot side. Pairs with the same hash translate the same sentence."""
+    """Return a 64-bit hash of a pair's pivot side. Pairs with equal hashes translate the same sentence."""
     comparable_text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return int.from_bytes(hashlib.blake2b(comparable_text.encode(), digest_size=8).digest(), "little")

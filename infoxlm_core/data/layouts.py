@@ -1,7 +1,7 @@
-"""Arrange the token ids of sentences as sequences with special tokens.
+"""Arrange sentences' token ids as sequences with special tokens.
 
-With letters as tokens, TLM writes the pair (ab, xyz) as <s> a b </s> x y z </s>. MLM writes sentences of a language as
-<s> a b </s> c </s>. `mixup` arranges pairs for the contrast.
+With letters as tokens, the TLM sequence of the pair (ab, xyz) is <s> a b </s> x y z </s>. The MLM sequence of the
+sentences ab and c is <s> a b </s> c </s>. The module `mixup` arranges pairs for contrast.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from infoxlm_core.data.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Sequences:
-    """N sequences of token ids, stored one after another."""
+    """N concatenated sequences of token ids."""
 
-    flat: np.ndarray  # (T,) the ids of all sequences
-    lengths: np.ndarray  # (N,) the number of tokens of each sequence
+    flat: np.ndarray  # (T,) ids of all sequences
+    lengths: np.ndarray  # (N,) token count of each sequence
 
     def __getitem__(self, selected: slice) -> "Sequences":
         offsets = np.concatenate([[0], self.lengths.cumsum()])  # (N + 1,)
@@ -27,7 +27,7 @@ class Sequences:
 
     @property
     def rows(self) -> list[np.ndarray]:
-        """Return the ids of each sequence, as views of `flat`."""
+        """Ids of each sequence, as views of `flat`."""
         end_offsets = self.lengths.cumsum()
         start_offsets = end_offsets - self.lengths
         offset_pairs = zip(start_offsets.tolist(), end_offsets.tolist(), strict=True)
@@ -35,10 +35,10 @@ class Sequences:
 
 
 def read_rows(tables: Sequence[Table], rows: np.ndarray, max_tokens: int) -> Sequences:
-    """Return one row of each table, row rows[i] of tables[i], truncated to `max_tokens` tokens."""
+    """Return row rows[i] of each tables[i], truncated to `max_tokens` tokens."""
     token_ids = []
     for table, row in zip(tables, rows.tolist(), strict=True):
-        # `item` returns a Python int, which is faster than indexing an array with a single index.
+        # `item` returns a Python int, and is faster than indexing.
         start = table.offsets.item(row)
         end = table.offsets.item(row + 1)
         token_ids.append(table.tokens[start : min(end, start + max_tokens)])
@@ -50,14 +50,14 @@ EMPTY = Sequences(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def join(batches: list[Sequences]) -> Sequences:
-    """Concatenate several batches of sequences."""
+    """Concatenate batches of sequences."""
     flat = np.concatenate([sequences.flat for sequences in batches])
     lengths = np.concatenate([sequences.lengths for sequences in batches])
     return Sequences(flat, lengths)
 
 
 def choose_sequences(condition: np.ndarray, if_true: Sequences, if_false: Sequences) -> Sequences:
-    """Return sequence i of `if_true` where condition[i] is true, and of `if_false` elsewhere."""
+    """Choose sequence i from `if_true` where condition[i] is true, and from `if_false` elsewhere."""
     chosen = []
     for is_true, true_row, false_row in zip(condition.tolist(), if_true.rows, if_false.rows, strict=True):
         chosen.append(true_row if is_true else false_row)
@@ -65,16 +65,16 @@ def choose_sequences(condition: np.ndarray, if_true: Sequences, if_false: Sequen
 
 
 def lay_out(segments: Sequence[Sequences], vocabulary: Vocabulary) -> Sequences:
-    """Return the sequences `<s> segment </s> segment </s> …`, with row i of each of `segments` in sequence i.
+    """Return sequences `<s> segment </s> segment </s> …`. Sequence i consists of row i of all `segments`.
 
-    An empty segment is omitted together with its `</s>`.
+    Empty segments are omitted together with their `</s>`.
     """
     rows_by_segment = [sequences.rows for sequences in segments]
     return add_special_tokens(list(zip(*rows_by_segment, strict=True)), vocabulary)
 
 
 def add_special_tokens(segments_by_sequence: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary) -> Sequences:
-    """Return a sequence `<s> segment </s> segment </s> …` for each list of segments."""
+    """Return a sequence `<s> segment </s> segment </s> …` for each list of segments. Empty segments are omitted."""
     begin = np.array([vocabulary.begin])
     end = np.array([vocabulary.end])
     token_ids: list[np.ndarray] = []
@@ -83,7 +83,7 @@ def add_special_tokens(segments_by_sequence: Sequence[Sequence[np.ndarray]], voc
         token_ids.append(begin)
         length = 1
         for segment in segments:
-            if len(segment):  # an empty segment has no `</s>` either
+            if len(segment):
                 token_ids += (segment, end)
                 length += len(segment) + 1
         lengths.append(length)
@@ -91,6 +91,6 @@ def add_special_tokens(segments_by_sequence: Sequence[Sequence[np.ndarray]], voc
 
 
 def number_positions(lengths: np.ndarray) -> np.ndarray:
-    """Return the position of each token in its sequence, (T,), counted from 0."""
+    """Return each token's position (T,) within its sequence, counted from 0."""
     start_offsets = lengths.cumsum() - lengths
     return np.arange(lengths.sum()) - np.repeat(start_offsets, lengths)

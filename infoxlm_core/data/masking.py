@@ -1,8 +1,8 @@
-"""Choose the tokens that a masked language model predicts, and replace them in its input.
+"""Choose tokens for a masked language model to predict, and replace them in the model's input.
 
-By default floor(0.15 L + u) tokens of a sequence of L tokens are chosen without replacement; L includes special tokens,
-and u is uniform in [0, 1). A chosen token becomes `<mask>` (80 %), stays (10 %) or becomes a random piece (10 %), as in
-the released code. `ObjectivesConfig.masking` lists the variants.
+By default, floor(0.15 L + u) tokens are drawn without replacement from a sequence of L tokens. L includes special
+tokens, and u is uniform in [0, 1). A chosen token becomes `<mask>` (80 %), stays unchanged (10 %) or becomes a random
+piece (10 %), as in the released code. `ObjectivesConfig.masking` lists the variants.
 """
 
 import json
@@ -16,31 +16,31 @@ from infoxlm_core.errors import InputError
 
 
 def draw_positions(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw counts[i] tokens of the i-th sequence without replacement. Return their indices in ascending order.
+    """Draw counts[i] tokens from the i-th sequence without replacement. Return ascending token indices.
 
-    Positions are drawn one by one, and a draw is repeated if its token was drawn before. This is faster than shuffling
-    all tokens, because few are chosen. If more than half of a sequence is to be chosen, the tokens that are not chosen
-    are drawn instead, so that few draws are repeated.
+    Draws that hit a drawn token are repeated. Repetition is faster than shuffling all tokens, because few tokens are
+    chosen. If more than half of a sequence must be chosen, the remaining tokens are drawn instead, so that few draws
+    are repeated.
 
     Args:
-        lengths: (N,) tokens of each sequence; the sequences are stored one after another.
-        counts: (N,) tokens to draw from each sequence.
-        rng: draws the positions.
+        lengths: token counts of N concatenated sequences (N,).
+        counts: number of tokens to draw from each sequence (N,).
+        rng: random generator.
     """
     draw_counts = np.minimum(counts, lengths - counts)
     offsets = np.concatenate([[0], lengths.cumsum()])  # (N + 1,)
     is_drawn = np.zeros(offsets[-1], bool)  # (T,)
-    last_draw = np.empty(offsets[-1], np.int64)  # (T,) the last draw that hit a token
-    pending = np.repeat(np.arange(len(lengths)), draw_counts)  # the sequence of each draw that is still to be made
+    last_draw = np.empty(offsets[-1], np.int64)  # (T,) last draw that hit each token
+    pending = np.repeat(np.arange(len(lengths)), draw_counts)  # sequences of the remaining draws
     while len(pending):
         tokens = offsets[pending] + (rng.random(len(pending)) * lengths[pending]).astype(np.int64)
         draw_numbers = np.arange(len(tokens))
         last_draw[tokens] = draw_numbers
-        # If several draws hit the same token, only the last one counts.
+        # If several draws hit the same token, only the last draw counts.
         must_repeat = is_drawn[tokens] | (last_draw[tokens] != draw_numbers)
         is_drawn[tokens] = True
         pending = pending[must_repeat]
-    is_complement = draw_counts < counts  # (N,) whether the tokens that are not chosen were drawn
+    is_complement = draw_counts < counts  # (N,) sequences whose unchosen tokens were drawn
     if is_complement.any():
         is_drawn ^= np.repeat(is_complement, lengths)
     return np.flatnonzero(is_drawn)
@@ -54,18 +54,18 @@ def mask(
     rng: np.random.Generator,
     starts_word: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the tokens to predict and replace them.
+    """Choose tokens to predict, and mask or replace them.
 
     Args:
-        flat: (T,) token ids of N sequences, one after another.
-        lengths: (N,) tokens of each sequence.
-        vocabulary: the special ids, and the number V of all ids.
-        config: how tokens are chosen, and the shares that are masked and kept.
-        rng: draws the tokens and their replacements.
-        starts_word: (V,) result of `find_word_starts`, required by whole-word masking.
+        flat: token ids of N concatenated sequences (T,).
+        lengths: token count of each sequence (N,).
+        vocabulary: special ids, and the number V of all ids.
+        config: masking variant, and the shares of masked and unchanged tokens.
+        rng: random generator.
+        starts_word: result of `find_word_starts` (V,), required for whole-word masking.
 
     Returns:
-        The masked ids (T,), and the indices (N_targets,) of the tokens to predict, which are flat[indices].
+        Masked ids (T,), and indices (targets,) into `flat` of the tokens to predict.
     """
     if config.whole_words:
         target_indices = _choose_words(flat, lengths, vocabulary, config, rng, starts_word)
@@ -83,7 +83,7 @@ def mask(
 
 
 def _list_replacement_ids(vocabulary: Vocabulary, config: ObjectivesConfig) -> np.ndarray:
-    """Return the ids that may replace a token at random."""
+    """Return the possible random replacements of a token."""
     if config.masking == "exact":
         return vocabulary.ordinary_ids
     if config.masking == "released":  # the released code also draws `<mask>`
@@ -94,13 +94,13 @@ def _list_replacement_ids(vocabulary: Vocabulary, config: ObjectivesConfig) -> n
 def _choose_tokens(
     flat: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary, config: ObjectivesConfig, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the ascending indices of the tokens to predict, chosen as `config.masking` names."""
+    """Choose the tokens to predict according to `config.masking`. Return ascending indices."""
     if config.masking == "xlm":
         is_chosen = rng.random(len(flat)) < config.mask_ratio
         is_chosen[_find_first_tokens(lengths)] = False
         return np.flatnonzero(is_chosen)
     if config.masking == "bert":
-        maskable = np.flatnonzero(~vocabulary.are_delimiters(flat))  # neither [CLS] nor [SEP]
+        maskable = np.flatnonzero(~vocabulary.are_delimiters(flat))  # all but [CLS] and [SEP]
         sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)  # (T,)
         maskable_counts = np.bincount(sequence_of_token[maskable], minlength=len(lengths))  # (N,)
         target_counts = np.maximum(1, np.rint(config.mask_ratio * lengths)).astype(np.int64)
@@ -112,7 +112,7 @@ def _choose_tokens(
 
 
 def _find_first_tokens(lengths: np.ndarray) -> np.ndarray:
-    """Return the index of the first token of each sequence that is not empty."""
+    """Return the index of the first token of each non-empty sequence."""
     start_offsets = lengths.cumsum() - lengths
     return start_offsets[lengths > 0]
 
@@ -125,7 +125,7 @@ def _choose_words(
     rng: np.random.Generator,
     starts_word: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the ascending indices of all tokens of the words to predict. A special token counts as a word."""
+    """Choose whole words to predict. Return the ascending indices of their tokens. A special token counts as a word."""
     if starts_word is None:
         raise InputError("whole-word masking needs the tokenizer to know where words start: tokenize again")
     is_special = vocabulary.are_delimiters(flat)
@@ -135,7 +135,7 @@ def _choose_words(
     word_starts = np.flatnonzero(is_word_start)  # (words,)
     sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)  # (T,)
     words_per_sequence = np.bincount(sequence_of_token[word_starts], minlength=len(lengths))  # (N,)
-    # Choose words as if each were the single token that it starts with.
+    # Choose words like tokens: each word is represented by its first token.
     chosen_words = _choose_tokens(flat[word_starts], words_per_sequence, vocabulary, config, rng)
     is_chosen = np.zeros(len(word_starts), bool)
     is_chosen[chosen_words] = True
@@ -144,26 +144,26 @@ def _choose_words(
 
 
 def find_word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
-    """Return for each id whether its piece begins a word, (V,).
+    """Return a mask (V,) of the ids whose piece begins a word.
 
-    Such a piece starts with U+2581 in a unigram model, and does not start with `##` in WordPiece.
+    In a unigram model, these pieces start with U+2581. In WordPiece, they do not start with `##`.
 
     Args:
-        tokenizer: directory of the tokenizer in verified shards.
-        vocabulary_size: V.
+        tokenizer: tokenizer directory in verified shards.
+        vocabulary_size: number V of token ids.
 
     Raises:
-        InputError: there is no tokenizer.json.
+        InputError: the directory has no tokenizer.json.
     """
     path = tokenizer / "tokenizer.json"
     if not path.is_file():
         raise InputError(f"{path}: no such file: whole-word masking needs a tokenizer: tokenize again")
     pieces = json.loads(path.read_bytes())["model"]["vocab"]
     starts_word = np.zeros(vocabulary_size, bool)
-    if isinstance(pieces, dict):  # WordPiece: piece -> id
+    if isinstance(pieces, dict):  # WordPiece: ids by piece
         for piece, token_id in pieces.items():
             starts_word[token_id] = not piece.startswith("##")
-    else:  # unigram: a list of pieces and their scores
+    else:  # unigram: list of pieces with scores
         for token_id, (piece, _) in enumerate(pieces[:vocabulary_size]):
             starts_word[token_id] = piece.startswith("\u2581")
     return starts_word

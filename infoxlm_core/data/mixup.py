@@ -1,6 +1,6 @@
-"""Mixup: join two translation pairs on both sides, so that contrast has to tell their order (InfoXLM, section 3.3).
+"""Mixup: join two translation pairs on both sides for contrast (InfoXLM, section 3.3).
 
-With letters as tokens, mixup joins the pairs (ab, xyz) and (c, uv) of two corpora in mode 0 as
+With letters as tokens, mixup in mode 0 joins the pairs (ab, xyz) and (c, uv) from two corpora to
 
     query view  <s> a b </s> c </s>          key view  <s> x y z </s> u v </s>
 """
@@ -10,7 +10,7 @@ import numpy as np
 from infoxlm_core.data.layouts import Sequences, add_special_tokens
 from infoxlm_core.data.vocabulary import Vocabulary
 
-# Bits of a mode, which say how a joined pair is arranged.
+# Bits of a mode: the arrangement of a joined pair.
 REVERSE_SOURCE = 1
 REVERSE_TARGET = 2
 EXCHANGE_SIDES = 4
@@ -24,15 +24,15 @@ def mix(
     is_joined: np.ndarray,
     vocabulary: Vocabulary,
 ) -> tuple[Sequences, Sequences]:
-    """Return the query and key views of translation pairs after mixup (InfoXLM, section 3.3).
+    """Join pairs of translation pairs, and return their query and key views (InfoXLM, section 3.3).
 
     Args:
         first: both sides of N pairs, c1 and c2 in the paper.
-        second: both sides of the N pairs to join with them, d1 and d2 in the paper.
-        modes: (N,) in 0…7, the sum of the changes to apply: `REVERSE_SOURCE`, `REVERSE_TARGET`, `EXCHANGE_SIDES`.
-        is_crossed: (N,) whether d1 and d2 are exchanged first, so that each view mixes languages.
-        is_joined: (N,) whether the second pair is used; without it only `EXCHANGE_SIDES` has an effect.
-        vocabulary: ids of the special tokens.
+        second: both sides of the N partners, d1 and d2 in the paper.
+        modes: sum of the changes to each pair (N,), 0…7: `REVERSE_SOURCE`, `REVERSE_TARGET`, `EXCHANGE_SIDES`.
+        is_crossed: mask of the pairs (N,) for which d1 and d2 are first exchanged, so that each view mixes languages.
+        is_joined: mask of the pairs (N,) that receive a partner. Otherwise, only `EXCHANGE_SIDES` has an effect.
+        vocabulary: vocabulary with the special ids.
     """
     query_segments = []
     key_segments = []

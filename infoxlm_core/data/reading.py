@@ -1,8 +1,8 @@
-"""Read the parts of token shards: safetensors files that are verified and mapped into memory.
+"""Read parts of token shards: verify safetensors files and map them into memory.
 
-Shards on S3 are read through a directory on this machine, which all its workers share. Threads download the parts of
-the next steps, and parts that are no longer needed are deleted. Training draws the same samples from S3 as from a disk,
-because the window of a step tells which parts it reads, and the step waits for a missing part.
+Shards on S3 are read through a local directory that all workers of a machine share. Threads download the parts of the
+next steps and delete parts that are no longer needed. Training draws the same samples from S3 as from a disk, because
+the step's window determines the parts, and the step waits for missing parts.
 """
 
 import contextlib
@@ -26,22 +26,22 @@ logger = logging.getLogger(__name__)
 REMEDY = "remove the directory and run tokenize_corpus again"
 DOWNLOAD_THREADS = 4
 RETRY_SECONDS = 180.0
-"""Time during which a failed read is repeated. A read itself ends only after the time limits of the storage."""
-RETRY_INTERVAL = 2.0  # seconds between two attempts
-_TYPES: dict[str, np.dtype[Any]] = {"U32": np.dtype("<u4"), "U64": np.dtype("<u8")}  # by their safetensors names
+"""Time limit for repeating a failed read. The storage's own timeouts limit a single read."""
+RETRY_INTERVAL = 2.0  # seconds between attempts
+_TYPES: dict[str, np.dtype[Any]] = {"U32": np.dtype("<u4"), "U64": np.dtype("<u8")}  # by safetensors name
 
 
 class PartSource(Protocol):
-    """A storage of token shards, such as a prefix on S3."""
+    """Storage of token shards, such as a prefix on S3."""
 
     uri: str
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file. Raise StorageUnavailable if the storage does not answer."""
+        """Return a file's content. Raise StorageUnavailable if the storage does not answer."""
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Map the arrays of a safetensors file into memory. The safetensors library would copy them."""
+    """Map a safetensors file's arrays into memory. The safetensors library would copy the arrays."""
     content = np.asarray(np.memmap(path, np.uint8, "r"))
     header_size = int.from_bytes(content[:8].tobytes(), "little")
     header = json.loads(content[8 : 8 + header_size].tobytes())
@@ -54,11 +54,11 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 class PartReader:
-    """Reads the parts of the shards in a directory, and verifies each part before its first use.
+    """Reads parts of shards from a directory, and verifies each part on reading.
 
     Args:
-        directory: the shards.
-        files: size and digest of each file, from the manifest.
+        directory: directory of the shards.
+        files: size and digest by file name, from the manifest.
     """
 
     def __init__(self, directory: Path, files: Mapping[str, dict[str, Any]]) -> None:
@@ -66,29 +66,29 @@ class PartReader:
         self._files = files
 
     def byte_count(self, name: str) -> int:
-        """Return the size of a part."""
+        """Return a part's size."""
         return self._files[name]["size"]
 
     def read(self, name: str) -> dict[str, np.ndarray]:
-        """Return the arrays of a part. Raise DataCorrupt if its file is missing or differs from the manifest."""
+        """Return a part's arrays. Raise DataCorrupt if the file is missing or differs from the manifest."""
         path = self._path(name)
         manifests.verify_file(path, self._files[name], REMEDY)
         return map_arrays(path)
 
     def expect(self, table: str, current_parts: Iterable[str], next_parts: Iterable[str] = ()) -> None:
-        """Tell the reader which parts of a table the current step and the next steps read, so that it can prepare."""
+        """Announce the parts of a table that the current step and the next steps need."""
 
     def _path(self, name: str) -> Path:
         return manifests.join_inside(self._directory, name)
 
 
 class RemotePartReader(PartReader):
-    """Reads parts that are stored on S3.
+    """Downloads parts from remote storage, and reads the local copies.
 
     Args:
-        directory: where the parts are downloaded, which the workers of this machine share.
-        files: size and digest of each file, from the manifest.
-        source: where the parts are stored.
+        directory: download directory, which the workers of this machine share.
+        files: size and digest by file name, from the manifest.
+        source: storage of the parts.
     """
 
     def __init__(self, directory: Path, files: Mapping[str, dict[str, Any]], source: PartSource) -> None:
@@ -101,7 +101,7 @@ class RemotePartReader(PartReader):
             threading.Thread(target=self._download_expected_parts, daemon=True).start()
 
     def read(self, name: str) -> dict[str, np.ndarray]:
-        """Return the arrays of a part, which is downloaded if it is missing.
+        """Return a part's arrays, after downloading the part if it is missing.
 
         Raises:
             DataCorrupt: the part differs from the manifest.
@@ -111,7 +111,7 @@ class RemotePartReader(PartReader):
         has_warned = False
         while True:
             try:
-                # The lock keeps other workers from deleting the part before it is mapped.
+                # The lock prevents other workers from deleting the part before it is mapped.
                 with self._lock(name):
                     self._download(name)
                     return super().read(name)
@@ -124,10 +124,10 @@ class RemotePartReader(PartReader):
             time.sleep(RETRY_INTERVAL)
 
     def expect(self, table: str, current_parts: Iterable[str], next_parts: Iterable[str] = ()) -> None:
-        """Download the expected parts of a table in the background, and delete its other parts."""
+        """Download a table's expected parts in the background, and delete all other parts."""
         expected_parts = {*current_parts, *next_parts}
         previous_parts = self._expected_parts.get(table)
-        if previous_parts is None:  # an earlier training run may have left parts in the directory
+        if previous_parts is None:  # an earlier run may have left parts in the directory
             previous_parts = {f"{table}/{path.name}" for path in self._path(table).glob("*.safetensors")}
         self._expected_parts[table] = expected_parts
         for name in current_parts:
@@ -140,24 +140,24 @@ class RemotePartReader(PartReader):
             self._delete(name)
 
     def _request_download(self, table: str, name: str, priority: int) -> None:
-        """Queue a part for download. Parts of equal priority are downloaded in the order of the requests."""
+        """Queue a part for download. Parts with the same priority are downloaded in request order."""
         self._queue.put((priority, next(self._request_numbers), table, name))
 
     def _download_expected_parts(self) -> None:
-        """Download queued parts, except those that are no longer expected. `read` repeats failed downloads."""
+        """Download queued parts that are still expected. `read` repeats failed downloads."""
         while True:
             _, _, table, name = self._queue.get()
             try:
                 if name in self._expected_parts[table]:
                     with self._lock(name):
                         self._download(name)
-                if name not in self._expected_parts[table]:  # the window has moved on meanwhile
+                if name not in self._expected_parts[table]:  # the window has moved on in the meantime
                     self._delete(name)
             except (InfoXLMError, OSError) as error:
                 logger.debug("%s was not downloaded ahead of time: %s", name, error)
 
     def _download(self, name: str) -> None:
-        """Download a part unless another worker has done so. The caller holds its lock."""
+        """Download a part if it is missing. The caller must hold the part's lock."""
         path = self._path(name)
         if path.is_file():
             return
@@ -177,6 +177,6 @@ class RemotePartReader(PartReader):
             self._path(name).unlink(missing_ok=True)
 
     def _lock(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Lock a part against the other workers of this machine. Parts share 256 locks, chosen by their digests."""
+        """Lock a part among the workers of this machine. All parts share 256 locks, chosen by digest."""
         first_byte = self._files[name]["sha256"][:2]
         return locks.acquire(self._directory / f".{first_byte}.lock", poll_interval=0.01)

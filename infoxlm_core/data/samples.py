@@ -1,4 +1,4 @@
-"""Draw, lay out and mask the samples of a step; they depend only on seed, step and virtual shard."""
+"""Draw, lay out and mask a step's samples. They depend only on seed, step and virtual shard."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -15,21 +15,21 @@ from infoxlm_core.data.window import MovingWindow, Window
 from infoxlm_core.errors import CorpusTooSmall
 
 logger = logging.getLogger(__name__)
-MAX_DRAWS = 100  # a warning is logged if a pair is drawn more often than this during training
-MAX_PARTNER_DRAWS = 100  # after so many attempts all pairs are assumed to translate the same sentence
+MAX_DRAWS = 100  # draws of a pair during training; more draws cause a warning
+MAX_PARTNER_DRAWS = 100  # attempts until all pairs are assumed to translate the same sentence
 
 
 @dataclass(frozen=True)
 class MaskedSequences:
-    """N sequences of T tokens with some tokens masked."""
+    """N sequences with T tokens in total, of which some are masked."""
 
-    sequences: Sequences  # with the original tokens
-    masked_ids: np.ndarray  # (T,) the input of the model
+    sequences: Sequences  # original tokens
+    masked_ids: np.ndarray  # (T,) model input
     target_indices: np.ndarray  # (targets,) ascending indices of the tokens to predict
-    group_ids: np.ndarray  # (N,) index into `Sampler.group_names` of each sequence
+    group_ids: np.ndarray  # (N,) each sequence's index into `Sampler.group_names`
 
     def __getitem__(self, selected: slice) -> "MaskedSequences":
-        """Return consecutive sequences, with target indices that count from the first of their tokens."""
+        """Return consecutive sequences, with target indices relative to their first token."""
         offsets = np.concatenate([[0], self.sequences.lengths.cumsum()])  # (N + 1,)
         start, stop, _ = selected.indices(len(self.sequences.lengths))
         first_target, end_target = np.searchsorted(self.target_indices, (offsets[start], offsets[stop]))
@@ -43,21 +43,21 @@ class MaskedSequences:
 
 @dataclass(frozen=True)
 class ContrastViews:
-    """The query and key views of N contrast samples."""
+    """Query and key views of N contrast samples."""
 
     queries: Sequences
     keys: Sequences
-    sentence_ids: np.ndarray  # (N, 2) ids of the sentences that each view joins
-    group_ids: np.ndarray  # (N,) index into `Sampler.group_names` of each sample
+    sentence_ids: np.ndarray  # (N, 2) ids of the sentences joined in each view
+    group_ids: np.ndarray  # (N,) each sample's index into `Sampler.group_names`
 
     def __getitem__(self, selected: slice) -> "ContrastViews":
-        """Return the views of consecutive samples."""
+        """Return views of consecutive samples."""
         return ContrastViews(
             self.queries[selected], self.keys[selected], self.sentence_ids[selected], self.group_ids[selected]
         )
 
     def with_exchanged_copy(self) -> "ContrastViews":
-        """Return each sample twice: all samples as they are, then all with query and key view exchanged."""
+        """Return all samples, followed by all samples with query and key views exchanged."""
         return ContrastViews(
             join([self.queries, self.keys]),
             join([self.keys, self.queries]),
@@ -68,7 +68,7 @@ class ContrastViews:
 
 @dataclass(frozen=True)
 class DrawnSamples:
-    """The samples of some virtual shards at one step, laid out and masked, in the order of the global batch."""
+    """Samples of some virtual shards at one step, laid out and masked, in the order of the global batch."""
 
     mlm: MaskedSequences
     tlm: MaskedSequences
@@ -77,15 +77,15 @@ class DrawnSamples:
 
 @dataclass(frozen=True)
 class _DrawnPairs:
-    """Translation pairs drawn from a window."""
+    """Translation pairs that were drawn from a window."""
 
     table_ids: np.ndarray  # (count,) index into `Sampler.pairs`
-    rows: np.ndarray  # (count,) index into the pairs of the table in the window
+    rows: np.ndarray  # (count,) index into the table's pairs in the window
     sentence_ids: np.ndarray  # (count,)
 
 
 class StepSampler:
-    """Base class of all samplers: the size of a virtual shard, and masking."""
+    """Base class of all samplers. Computes the size of a virtual shard, and masks tokens."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         self.config = config
@@ -98,7 +98,8 @@ class StepSampler:
     def mask(
         self, sequences: Sequences, rng: np.random.Generator, config: ObjectivesConfig | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the masked ids (T,) and the indices of the tokens to predict. `config` replaces that of the run."""
+        """Return the masked ids (T,) and the indices of the tokens to predict. `config` replaces the run's
+        objectives."""
         objectives = config or self.config.objectives
         return masking.mask(sequences.flat, sequences.lengths, self.vocabulary, objectives, rng, self.starts_word)
 
@@ -107,21 +108,21 @@ class Sampler(StepSampler):
     """Draws the samples of every step from shards."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
-        """Count the samples of each table. Raise CorpusTooSmall if an enabled objective has no text."""
+        """Count each table's samples. Raise CorpusTooSmall if an enabled objective has too little text."""
         super().__init__(shards, config)
         self.has_block_index = shards.manifest["facts"]["block_tokens"] == config.batches.block_tokens
         self._warn_if_block_sizes_differ(shards)
-        self.texts: list[StoredTable] = []  # one item for each corpus of each language
-        blocks_in_parts: list[np.ndarray] = []  # of each text, (parts,)
-        blocks_by_language: list[list[int]] = []  # of each language, of each corpus
+        self.texts: list[StoredTable] = []  # one table per language and corpus
+        blocks_in_parts: list[np.ndarray] = []  # block counts (parts,) of each text
+        blocks_by_language: list[list[int]] = []  # block count by language and corpus
         for language in sorted(shards.mono):
             tables = shards.mono[language]
             counts = [self._count_blocks(table) for table in tables]
             self.texts += tables
             blocks_in_parts += counts
             blocks_by_language.append([int(part_counts.sum()) for part_counts in counts])
-        self.pairs: list[StoredTable] = []  # one item for each corpus of each language pair
-        pairs_by_language_pair: list[list[int]] = []  # of each language pair, of each corpus
+        self.pairs: list[StoredTable] = []  # one table per language pair and corpus
+        pairs_by_language_pair: list[list[int]] = []  # pair count by language pair and corpus
         for language_pair in sorted(shards.pairs):
             tables = shards.pairs[language_pair]
             self.pairs += tables
@@ -140,13 +141,13 @@ class Sampler(StepSampler):
         self.pair_window = MovingWindow(
             self.pairs, pairs_in_parts, pair_draws, batches.window, config.seed, Pairs.of_part
         )
-        # Objective, language (pair) and corpus, such as mlm/de/wiki: the metrics count samples by group.
+        # Metrics count samples by group: objective, language (pair) and corpus, such as mlm/de/wiki.
         self.group_names = [f"mlm/{table.label}" for table in self.texts]
         self.group_names += [f"tlm/{table.label}" for table in self.pairs]
         self.group_names += [f"xlco/{table.label}" for table in self.pairs]
 
     def _warn_if_block_sizes_differ(self, shards: Shards) -> None:
-        """Warn if a large corpus must be read before the first step, because its block index has another size."""
+        """Warn if all text must be read before the first step, because the block index has a different block size."""
         if self.has_block_index or not self.config.objectives.mlm:
             return
         text_bytes = sum(table.byte_count for tables in shards.mono.values() for table in tables)
@@ -159,14 +160,14 @@ class Sampler(StepSampler):
             )
 
     def _open_blocks(self, arrays: dict[str, np.ndarray]) -> Blocks:
-        """Return the MLM samples of a part. Their token limit includes `<s>`, which is added by the layout."""
+        """Return a part's MLM samples, with room for `<s>` within the token limit."""
         max_tokens = self.config.batches.block_tokens - 1
         if self.has_block_index:
             return Blocks.of_part(arrays, max_tokens)
         return make_blocks(Table.join([arrays]), max_tokens)
 
     def _count_blocks(self, table: StoredTable) -> np.ndarray:
-        """Return the number of MLM samples in each part of a table, (parts,). Without an index, read all parts."""
+        """Count the MLM samples in each part of a table (parts,). Without a block index, read all parts."""
         if self.has_block_index or not self.config.objectives.mlm:
             return table.block_counts
         parts = (table.read_part(number) for number in range(table.part_count))
@@ -176,19 +177,19 @@ class Sampler(StepSampler):
         """Raise CorpusTooSmall if an enabled objective has too little text."""
         objectives = self.config.objectives
         if objectives.mlm and not self.texts:
-            raise CorpusTooSmall("MLM has no monolingual text (have=0 need=1): add text, or set objectives.mlm to 0")
+            raise CorpusTooSmall("MLM has no monolingual text: add text, or set objectives.mlm to 0")
         pair_count = sum(len(pairs) for pairs in self.pairs)
         min_pairs = 2 if objectives.xlco and self.config.contrast.mixup else 1  # mixup joins two different pairs
         if (objectives.tlm or objectives.xlco) and pair_count < min_pairs:
             raise CorpusTooSmall(
-                f"TLM and XLCO need translation pairs (have={pair_count} need={min_pairs}): add pairs, or set "
-                "objectives.tlm and objectives.xlco to 0"
+                f"TLM and XLCO need translation pairs (at least {min_pairs}, but the shards contain {pair_count}): add "
+                "pairs, or set objectives.tlm and objectives.xlco to 0"
             )
 
     def draw(self, step: int, virtual_shards: range, has_contrast: bool = True) -> DrawnSamples:
-        """Draw the samples of a range of virtual shards at a step. Without `has_contrast`, draw none for XLCO."""
+        """Draw a step's samples for a range of virtual shards. Without `has_contrast`, omit XLCO samples."""
         objectives = self.config.objectives
-        # Each objective adds its name to the key, so that its samples do not depend on the other objectives.
+        # Each objective adds its name to the key, so that its samples are independent of other objectives.
         rng_keys = [(self.config.seed, step, shard) for shard in virtual_shards]
         mlm: list[MaskedSequences] = []
         tlm: list[MaskedSequences] = []
@@ -205,17 +206,17 @@ class Sampler(StepSampler):
         return DrawnSamples(_join_masked(mlm), _join_masked(tlm), _join_views(xlco))
 
     def draw_for_queue(self, draw_number: int, virtual_shards: range) -> DrawnSamples:
-        """Draw contrast samples to fill the queue before the first step that computes XLCO."""
+        """Draw contrast samples for filling the queue before the first XLCO step."""
         pair_window = self.pair_window.move_to(self.config.contrast.start_step)
-        # The key differs from that of every step, so that the first steps do not repeat the samples of the queue.
+        # No step uses this key, so the first steps do not repeat the queue's samples.
         rng_keys = [(self.config.seed, f"prefill {draw_number}", shard) for shard in virtual_shards]
         xlco = [self._draw_xlco(pair_window, rng_key) for rng_key in rng_keys]
         return DrawnSamples(_join_masked([]), _join_masked([]), _join_views(xlco))
 
     def count_draws_per_pair(self, steps: int) -> dict[str, float]:
-        """Return how often a pair is drawn in `steps` steps on average, by corpus such as `en-de/wiki`.
+        """Return the mean number of draws per pair in `steps` steps, by corpus such as `en-de/wiki`.
 
-        The result counts draws for TLM, for contrast, and as a partner in mixup.
+        Draws for TLM, for contrast, and as mixup partners are counted.
         """
         tlm_steps = steps if self.config.objectives.tlm else 0
         xlco_steps = max(0, steps - self.config.contrast.start_step) if self.config.objectives.xlco else 0
@@ -223,7 +224,7 @@ class Sampler(StepSampler):
         return dict(zip([table.label for table in self.pairs], draws.tolist(), strict=True))
 
     def _count_pair_draws(self, tlm_steps: int, xlco_steps: int) -> np.ndarray:
-        """Return how many pairs are drawn from each table on average, (tables,), in the given numbers of steps."""
+        """Return the mean number of pairs drawn from each table (tables,) in the given numbers of steps."""
         contrast = self.config.contrast
         probabilities = self.pair_sampler.table_probabilities()  # (tables,)
         partner_probabilities = probabilities
@@ -234,7 +235,7 @@ class Sampler(StepSampler):
         return (sample_draws + partner_draws) * self.config.batches.global_batch_size
 
     def log_draw_counts(self, steps: int) -> None:
-        """Log how often pairs are drawn in a training of `steps` steps. Warn if any are drawn too often."""
+        """Log how often pairs are drawn in `steps` training steps. Warn of corpora whose pairs are drawn too often."""
         counts_by_corpus = self.count_draws_per_pair(steps)
         drawn_corpora = [corpus for corpus, count in counts_by_corpus.items() if count]
         if not drawn_corpora:
@@ -256,14 +257,14 @@ class Sampler(StepSampler):
             )  # fmt: skip
 
     def _draw_mlm(self, window: Window[Blocks], rng_key: tuple[object, ...]) -> MaskedSequences:
-        """Draw the MLM samples of a virtual shard."""
+        """Draw a virtual shard's MLM samples."""
         rng = make_rng(*rng_key, "mlm")
         table_ids, rows = self.block_sampler.draw(self.samples_per_shard, rng, window.row_counts)
         sequences = self._read_blocks(window, table_ids, rows)
         return self._mask_sequences(sequences, make_rng(*rng_key, "mlm mask"), group_ids=table_ids)
 
     def _read_blocks(self, window: Window[Blocks], table_ids: np.ndarray, rows: np.ndarray) -> Sequences:
-        """Return the tokens of blocks after `<s>`. Their sentences end with `</s>` already."""
+        """Return the tokens of blocks, with `<s>` before each block. Sentences in blocks already end with `</s>`."""
         parts, rows_in_parts = window.locate(table_ids, rows)
         begin = np.array([self.vocabulary.begin], np.uint32)
         token_ids: list[np.ndarray] = []
@@ -276,7 +277,7 @@ class Sampler(StepSampler):
         return Sequences(concatenate_int64(token_ids), np.array(lengths, np.int64))
 
     def _draw_tlm(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> MaskedSequences:
-        """Draw the TLM samples of a virtual shard, with the sides of each pair in random order."""
+        """Draw a virtual shard's TLM samples, with the sides of each pair in random order."""
         rng = make_rng(*rng_key, "tlm")
         table_ids, rows = self.pair_sampler.draw(self.samples_per_shard, rng, window.row_counts)
         source, target = self._read_sides(window, table_ids, rows)
@@ -284,7 +285,7 @@ class Sampler(StepSampler):
         first_side = choose_sequences(is_swapped, target, source)
         second_side = choose_sequences(is_swapped, source, target)
         sequences = lay_out([first_side, second_side], self.vocabulary)
-        group_ids = table_ids + len(self.texts)  # the groups of TLM follow those of MLM
+        group_ids = table_ids + len(self.texts)  # TLM groups follow MLM groups
         return self._mask_sequences(sequences, make_rng(*rng_key, "tlm mask"), group_ids)
 
     def _read_sides(
@@ -303,11 +304,11 @@ class Sampler(StepSampler):
         return MaskedSequences(sequences, masked_ids, target_indices, group_ids)
 
     def _draw_xlco(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> ContrastViews:
-        """Draw the contrast samples of a virtual shard: translation pairs, most of them joined by mixup."""
+        """Draw a virtual shard's contrast samples: translation pairs, most of which are joined by mixup."""
         contrast = self.config.contrast
         count = self.samples_per_shard
         rng = make_rng(*rng_key, "xlco")
-        # The random numbers are drawn in this order, whether they are used or not; another order changes all samples.
+        # Always draw all random numbers in this order. A different order would change all samples.
         table_ids, rows = self.pair_sampler.draw(count, rng, window.row_counts)
         pairs = _look_up_sentence_ids(window, table_ids, rows)
         partners = self._draw_partners(window, pairs, rng)
@@ -318,20 +319,20 @@ class Sampler(StepSampler):
         pair_sides = self._read_sides(window, pairs.table_ids, pairs.rows)
         partner_sides = self._read_sides(window, partners.table_ids, partners.rows)
         queries, keys = mix(pair_sides, partner_sides, modes, is_crossed, is_joined, self.vocabulary)
-        # A view without a partner has the id of its only sentence twice.
+        # Views without a partner repeat the id of their only sentence.
         second_ids = np.where(is_joined, partners.sentence_ids, pairs.sentence_ids)
         sentence_ids = np.stack([pairs.sentence_ids, second_ids], axis=1)  # (count, 2)
-        group_ids = pairs.table_ids + len(self.texts) + len(self.pairs)  # the groups of XLCO follow those of TLM
+        group_ids = pairs.table_ids + len(self.texts) + len(self.pairs)  # XLCO groups follow TLM groups
         views = ContrastViews(queries, keys, sentence_ids, group_ids)
         if contrast.corruption:
             return self._mask_views(views, make_rng(*rng_key, "corruption"))
         return views
 
     def _draw_partners(self, window: Window[Pairs], pairs: _DrawnPairs, rng: np.random.Generator) -> _DrawnPairs:
-        """Draw the second pair that mixup joins with each pair.
+        """Draw a mixup partner for each pair.
 
-        Unless `contrast.partner` is `next`, it comes from another corpus if there is one, and translates another
-        sentence.
+        Unless `contrast.partner` is `next`, a partner translates a different sentence, and comes from a different
+        corpus if possible.
         """
         if self.config.contrast.partner == "next":
             next_rows = (pairs.rows + 1) % window.row_counts[pairs.table_ids]
@@ -340,15 +341,15 @@ class Sampler(StepSampler):
         for _ in range(MAX_PARTNER_DRAWS):
             partners = _look_up_sentence_ids(window, table_ids, rows)
             is_same_sentence = pairs.sentence_ids == partners.sentence_ids
-            if not is_same_sentence.any() or not self.config.contrast.mixup:  # without mixup, partners are not used
+            if not is_same_sentence.any() or not self.config.contrast.mixup:  # without mixup, partners are unused
                 return partners
             table_ids[is_same_sentence], rows[is_same_sentence] = self.pair_sampler.draw_partners(
                 pairs.table_ids[is_same_sentence], self.corpora, rng, window.row_counts
             )
-        raise CorpusTooSmall("mixup needs pairs of two different sentences (have=1 need=2): set contrast.mixup to 0")
+        raise CorpusTooSmall("mixup needs pairs of two different sentences, but has one: set contrast.mixup to 0")
 
     def _mask_views(self, views: ContrastViews, rng: np.random.Generator) -> ContrastViews:
-        """Return views whose queries and keys are masked independently. The masked tokens are not predicted."""
+        """Mask queries and keys independently. The masked tokens are not predicted."""
         config = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
         query_ids, _ = self.mask(views.queries, rng, config)
         key_ids, _ = self.mask(views.keys, rng, config)
@@ -360,7 +361,7 @@ class Sampler(StepSampler):
 
 
 def _look_up_sentence_ids(window: Window[Pairs], table_ids: np.ndarray, rows: np.ndarray) -> _DrawnPairs:
-    """Return pairs, given by tables and rows, together with their sentence ids."""
+    """Look up the sentence ids of pairs by table and row."""
     parts, rows_in_parts = window.locate(table_ids, rows)
     sentence_ids = []
     for pairs, row in zip(parts, rows_in_parts.tolist(), strict=True):
@@ -375,7 +376,7 @@ def _join_masked(batches: list[MaskedSequences]) -> MaskedSequences:
     target_indices = []
     first_token = 0
     for batch in batches:
-        target_indices.append(batch.target_indices + first_token)  # they index the concatenated tokens
+        target_indices.append(batch.target_indices + first_token)  # indices into the concatenated tokens
         first_token += len(batch.masked_ids)
     return MaskedSequences(
         join([batch.sequences for batch in batches]),

@@ -1,7 +1,7 @@
 """Draw samples from corpora of several languages with reproducible random numbers.
 
-A language (pair) with n samples is drawn with probability proportional to n^alpha, then one of its samples uniformly
-from all its corpora together (InfoXLM, appendix).
+First, a language (pair) with n samples is drawn with a probability proportional to n^alpha. Then, a sample is drawn
+uniformly from all corpora of this language (InfoXLM, appendix).
 """
 
 import hashlib
@@ -11,31 +11,31 @@ import numpy as np
 
 
 def digest_key(*key: object) -> bytes:
-    """Return the SHA-256 of a key, which seeds a random generator."""
+    """Return a key's SHA-256 digest, as a seed for random generators."""
     text = "/".join(str(part) for part in key)
     return hashlib.sha256(text.encode()).digest()
 
 
 def make_rng(*key: object) -> np.random.Generator:
-    """Return a random number generator that depends only on a key such as (seed, step, virtual shard, purpose)."""
+    """Return a random generator that depends only on a key, such as (seed, step, virtual shard, purpose)."""
     words = np.frombuffer(digest_key(*key), np.uint64)  # (4,)
     return np.random.Generator(np.random.Philox(key=words[:2], counter=[*words[2:], 0, 0]))
 
 
 def probabilities(sizes: np.ndarray, alpha: float) -> np.ndarray:
-    """Return probabilities proportional to n^alpha; a language without samples has probability 0."""
+    """Return probabilities proportional to n^alpha. Languages without samples have probability 0."""
     weights = np.where(sizes > 0, np.power(np.maximum(sizes, 1).astype(float), alpha), 0.0)
-    return weights / max(weights.sum(), np.finfo(float).tiny)  # avoids dividing by 0 if there are no samples at all
+    return weights / max(weights.sum(), np.finfo(float).tiny)  # avoids division by 0 without samples
 
 
 class TableSampler:
-    """Draws samples from tables. A table is one corpus of one language (pair).
+    """Draws samples from tables. Each table is one corpus in one language (pair).
 
-    A table is drawn with the probability of its language times its share of the language's samples, then a row of it
-    uniformly. This equals drawing a language first, then any of its samples.
+    First, a table is drawn with the probability of its language times its share of the language's samples. Then, a row
+    of the table is drawn uniformly. The result is equivalent to drawing a language, and then any of its samples.
 
     Args:
-        corpus_sizes: of each language (pair), the number of samples of each corpus; tables are numbered in this order.
+        corpus_sizes: number of samples by language (pair) and corpus. Tables are numbered in this order.
         alpha: exponent of the language sizes.
     """
 
@@ -49,9 +49,9 @@ class TableSampler:
     def draw(
         self, count: int, rng: np.random.Generator, row_counts: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw samples. Return their table numbers (count,) and rows within the tables (count,).
+        """Draw samples. Return table numbers (count,) and rows within these tables (count,).
 
-        `row_counts` (tables,) are the rows to choose from in each table, by default all its samples.
+        `row_counts` (tables,) is the number of rows available in each table, by default all samples.
         """
         tables = choose_indices(self.shares, rng.random(count))
         return tables, self._draw_rows(tables, rng, row_counts)
@@ -63,16 +63,16 @@ class TableSampler:
         rng: np.random.Generator,
         row_counts: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw a second sample for each sample of `tables`, from another corpus if there is one.
+        """Draw a partner for each sample, if possible from a different corpus.
 
         Args:
-            tables: (count,) table numbers of the samples.
-            corpora: the corpus name of every table; tables with the same name belong to one corpus.
-            rng: draws tables and rows.
-            row_counts: (tables,) the rows to choose from in each table, by default all its samples.
+            tables: table numbers of the samples (count,).
+            corpora: corpus name of every table.
+            rng: random generator.
+            row_counts: number of rows available in each table (tables,), by default all samples.
 
         Returns:
-            The table numbers of the partners (count,) and their rows within the tables (count,).
+            Table numbers of the partners (count,), and rows within these tables (count,).
         """
         corpus_names = np.array(corpora)
         corpus_of_sample = corpus_names[tables]  # (count,)
@@ -85,11 +85,11 @@ class TableSampler:
         return partner_tables, self._draw_rows(partner_tables, rng, row_counts)
 
     def table_probabilities(self) -> np.ndarray:
-        """Return the probability that `draw` chooses each table, (tables,)."""
+        """Return each table's probability (tables,) in `draw`."""
         return self.shares / max(self.shares.sum(), np.finfo(float).tiny)
 
     def partner_probabilities(self, corpora: list[str]) -> np.ndarray:
-        """Return the probability that `draw_partners` chooses each table for a sample from `draw`, (tables,)."""
+        """Return each table's probability (tables,) in `draw_partners`, for samples from `draw`."""
         corpus_names = np.array(corpora)
         table_probabilities = self.table_probabilities()
         partner_probabilities = np.zeros(len(corpora))
@@ -100,22 +100,23 @@ class TableSampler:
         return partner_probabilities
 
     def _select_shares_outside(self, corpus: str, corpus_names: np.ndarray) -> np.ndarray:
-        """Return the shares of the tables of other corpora, (tables,), or those of all tables if there is no other."""
+        """Return the table shares (tables,) with 0 for tables of `corpus`. If no other tables remain, return all
+        shares."""
         other_shares = self.shares * (corpus_names != corpus)
         return other_shares if other_shares.any() else self.shares
 
     def _draw_rows(self, tables: np.ndarray, rng: np.random.Generator, row_counts: np.ndarray | None) -> np.ndarray:
-        """Draw a row of each table uniformly, (count,)."""
+        """Draw a row (count,) uniformly from each table."""
         sizes = self.sizes if row_counts is None else row_counts
         return (rng.random(len(tables)) * sizes[tables]).astype(np.int64)
 
 
 def choose_indices(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Return an index of `weights` for each number in `uniform`, with probabilities proportional to `weights`.
+    """Draw indices of `weights`, with probabilities proportional to the weights.
 
-    `uniform` contains random numbers from [0, 1).
+    `uniform` contains a random number in [0, 1) for each draw.
     """
     cumulative_weights = weights.cumsum()
     indices = np.searchsorted(cumulative_weights, uniform * cumulative_weights[-1], side="right")
     last_possible_index = int(np.flatnonzero(weights)[-1])
-    return indices.clip(0, last_possible_index)  # rounding may lead past the last index with a weight
+    return indices.clip(0, last_possible_index)  # rounding may exceed the last index with a weight

@@ -1,16 +1,16 @@
-"""Token shards: tables of token ids, each stored as parts of about 4 MB.
+"""Token shards: tables of token ids, stored as parts of about 4 MB.
 
-Each corpus has a table in each of its languages or language pairs:
+Each corpus has a table for each of its languages or language pairs:
 
-    mono/de/weblate       sentences that end with `</s>`: consecutive rows are an MLM sample
-    pairs/en-de/weblate   rows of two sides that translate each other; no special tokens
-    held_out/en-de/django the same for pairs reserved for evaluation, for probes during training
+    mono/de/weblate        sentences that end with `</s>`; consecutive rows form an MLM sample
+    pairs/en-de/weblate    translation pairs, without special tokens
+    held_out/en-de/django  translation pairs reserved for evaluation, for probes during training
 
-A part is the file `mono/de/weblate/000000.safetensors`. It holds N rows as two arrays of 32-bit integers, `tokens` and
-`offsets` (N + 1,): row i is tokens[offsets[i]:offsets[i + 1]]. Parts of sentences also hold `blocks`, the offsets at
-which MLM samples of `block_tokens` tokens start. Parts of pairs hold both arrays for each side, `source.tokens` and so
-on, and `sentence_id`, a 64-bit hash of each pair's English side. The manifest lists the rows, tokens and blocks of each
-part, so that opening shards reads no part.
+A part is a file such as `mono/de/weblate/000000.safetensors`. It stores N rows as two arrays of 32-bit integers,
+`tokens` and `offsets` (N + 1,): row i is tokens[offsets[i]:offsets[i + 1]]. Parts of sentences also contain `blocks`,
+the start offsets of MLM samples with `block_tokens` tokens. Parts of pairs contain both arrays for each side, such as
+`source.tokens`, and `sentence_id`, a 64-bit hash of each pair's pivot side. The manifest lists the numbers of rows,
+tokens and blocks in each part, so that opening shards reads no part.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ SENTENCE_ID = "sentence_id"
 
 
 def name_part(table: str, number: int) -> str:
-    """Return the file name of a part of a table."""
+    """Return the file name of a table's part."""
     return f"{table}/{number:06}.safetensors"
 
 
@@ -46,7 +46,7 @@ class Table:
 
     @classmethod
     def join(cls, parts: Sequence[dict[str, np.ndarray]], prefix: str = "") -> "Table":
-        """Return the rows of consecutive parts. Those of a single part are not copied."""
+        """Concatenate the rows of consecutive parts. A single part is not copied."""
         tokens = [part[f"{prefix}tokens"] for part in parts]
         offsets = [part[f"{prefix}offsets"] for part in parts]
         if len(parts) == 1:
@@ -61,7 +61,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Blocks:
-    """MLM samples of one corpus: block i is tokens[starts[i] : starts[i] + lengths[i]]."""
+    """MLM samples of one corpus. Block i is tokens[starts[i] : starts[i] + lengths[i]]."""
 
     table: Table
     starts: np.ndarray
@@ -69,7 +69,7 @@ class Blocks:
 
     @classmethod
     def of_part(cls, arrays: dict[str, np.ndarray], max_tokens: int) -> "Blocks":
-        """Return the blocks in the index of a part, which has blocks of at most `max_tokens` tokens."""
+        """Read the blocks of a part from its index. `max_tokens` is the block size of the index."""
         table = Table.join([arrays])
         starts = arrays["blocks"].astype(np.int64)
         lengths = np.diff(starts, append=len(table.tokens))
@@ -80,18 +80,18 @@ class Blocks:
 
 
 def make_blocks(table: Table, max_tokens: int) -> Blocks:
-    """Fill blocks of at most `max_tokens` tokens with as many consecutive sentences as fit.
+    """Pack consecutive sentences into blocks of at most `max_tokens` tokens.
 
-    A sentence that is longer than a block is truncated to a block of its own, which does not end with `</s>`.
+    A sentence that exceeds a block is truncated and forms its own block, which does not end with `</s>`.
 
     Args:
-        table: sentences, each with `</s>`.
-        max_tokens: the largest length of a block.
+        table: sentences that end with `</s>`.
+        max_tokens: largest block length.
     """
     offsets = table.offsets
-    # For every row, compute where a block that starts there ends. One NumPy call for each block would be slow.
+    # Compute the end of a block for every possible first row at once. A NumPy call for each block would be slow.
     end_rows = np.searchsorted(offsets, offsets[:-1] + max_tokens, side="right") - 1
-    end_rows = np.maximum(end_rows, np.arange(1, len(offsets))).tolist()  # a block has at least one sentence
+    end_rows = np.maximum(end_rows, np.arange(1, len(offsets))).tolist()  # at least one sentence per block
     first_rows = []
     row = 0
     while row < len(table):
@@ -112,14 +112,14 @@ class Pairs:
 
     @classmethod
     def join(cls, parts: Sequence[dict[str, np.ndarray]]) -> "Pairs":
-        """Return the pairs of consecutive parts."""
+        """Concatenate the pairs of consecutive parts."""
         source, target = [Table.join(parts, f"{side}.") for side in PAIR_COLUMNS]
         sentence_ids = [part[SENTENCE_ID].view(np.int64) for part in parts]
         return cls(source, target, sentence_ids[0] if len(parts) == 1 else concatenate_int64(sentence_ids))
 
     @classmethod
     def of_part(cls, arrays: dict[str, np.ndarray]) -> "Pairs":
-        """Return the pairs of a part."""
+        """Return a part's pairs."""
         return cls.join([arrays])
 
     def __len__(self) -> int:
@@ -128,11 +128,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class StoredTable:
-    """One corpus of one language or language pair, whose parts are read when they are needed."""
+    """A corpus in one language or language pair. Its parts are read when needed."""
 
     name: str  # such as `mono/de/weblate`
     row_counts: np.ndarray  # (parts,)
-    block_counts: np.ndarray  # (parts,) MLM samples
+    block_counts: np.ndarray  # (parts,) number of MLM samples
     reader: PartReader
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class StoredTable:
 
     @property
     def label(self) -> str:
-        """Return the language (pair) and the corpus, such as `de/weblate`."""
+        """Language (pair) and corpus, such as `de/weblate`."""
         return self.name.partition("/")[2]
 
     @property
@@ -157,17 +157,17 @@ class StoredTable:
 
     @property
     def byte_count(self) -> int:
-        """Return the size of all parts."""
+        """Size of all parts in bytes."""
         return sum(self.reader.byte_count(name) for name in self.part_names)
 
     def expect(self, current_parts: Sequence[int], next_parts: Sequence[int]) -> None:
-        """Tell the reader the numbers of the parts that the current step and the next steps read."""
+        """Tell the reader the numbers of the parts that the current step and the next steps need."""
         current_names = [name_part(self.name, number) for number in current_parts]
         next_names = [name_part(self.name, number) for number in next_parts]
         self.reader.expect(self.name, current_names, next_names)
 
     def read_part(self, number: int) -> dict[str, np.ndarray]:
-        """Read the arrays of a part."""
+        """Read a part's arrays."""
         return self.reader.read(name_part(self.name, number))
 
     def read_text(self) -> Table:
@@ -185,7 +185,7 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class Shards:
-    """All training text by language and language pair, in alphabetical order, with the corpora of each in order."""
+    """All training text: sorted corpora by language and language pair."""
 
     mono: dict[str, list[StoredTable]]
     pairs: dict[str, list[StoredTable]]
@@ -199,7 +199,7 @@ class Shards:
 
     @property
     def prefix(self) -> str:
-        """Return the text that was added before every sentence."""
+        """Text that tokenization added before every sentence."""
         return self.manifest["facts"].get("prefix", "")
 
     @property
@@ -208,16 +208,16 @@ class Shards:
 
 
 def open_shards(directory: Path, source: PartSource | None = None) -> Shards:
-    """Read the manifest of shards and verify the tokenizer. The text is read and verified when it is needed.
+    """Open token shards and verify their tokenizer. Text is read and verified when needed.
 
     Args:
-        directory: the shards; with a `source`, their manifest and tokenizer.
-        source: remote storage of the parts. The directory then receives those that are needed.
+        directory: directory of the shards. With a `source`, it needs only their manifest and tokenizer.
+        source: remote storage of the parts, which are downloaded to the directory when needed.
 
     Raises:
-        InputError: there is no manifest, or another version has written the shards.
-        DataCorrupt: the manifest or the tokenizer differs from what was written, or an id is outside the vocabulary.
-        CorpusTooSmall: there is neither monolingual text nor a pair.
+        InputError: the manifest is missing, or an older version wrote the shards.
+        DataCorrupt: the manifest or the tokenizer has changed, or an id is outside the vocabulary.
+        CorpusTooSmall: the shards contain neither monolingual text nor pairs.
     """
     manifest = manifests.load_verified(directory, "shards", "tokenize_corpus", should_read=_is_outside_tables)
     facts = manifest["facts"]
@@ -241,15 +241,15 @@ def open_shards(directory: Path, source: PartSource | None = None) -> Shards:
         kind, language, _ = name.split("/")
         tables[kind].setdefault(language, []).append(StoredTable(name, row_counts, block_counts, reader))
     if not tables["mono"] and not tables["pairs"]:
-        raise CorpusTooSmall(f"{directory} contains no text (have=0 need=1 sentence): tokenize another corpus")
+        raise CorpusTooSmall(f"{directory} contains no text: tokenize a different corpus")
     return Shards(tables["mono"], tables["pairs"], tables["held_out"], manifest, directory)
 
 
 def _is_outside_tables(path: Path) -> bool:
-    """Return whether a file is not a part of a table, such as a file of the tokenizer."""
+    """Return whether a file is outside the tables, such as a tokenizer file."""
     return path.parts[0] not in ("mono", "pairs", "held_out")
 
 
 def concatenate_int64(arrays: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
-    """Concatenate arrays as int64. The result is empty if there are none."""
+    """Concatenate arrays as int64. Without arrays, the result is empty."""
     return np.concatenate(arrays).astype(np.int64) if arrays else np.empty(0, np.int64)

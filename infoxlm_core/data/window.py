@@ -1,9 +1,10 @@
-"""The moving window: the parts of each table that a step draws samples from, a function of seed and step.
+"""Moving windows: the parts from which a step draws its samples, as a function of seed and step.
 
-A step draws from w consecutive positions of each table, starting at position a = step x rate. Position q is part
-permutation(q div M)[q mod M] of a table of M parts, so that each pass over the table has its own random order. The rate
-is the number of samples that a step draws from the table, divided by the samples of a part. Each sample is therefore
-drawn once per pass on average. A table of at most w parts does not move: all its parts are in the window, in order.
+A step draws from w consecutive positions of each table, starting at position a = step x rate. In a table of M parts,
+position q is part permutation(q div M)[q mod M], so each pass over the table has its own random order. The rate is the
+number of samples that a step draws from the table, divided by the number of samples per part. On average, each sample
+is therefore drawn once per pass. If a table has at most w parts, its window does not move and contains all parts in
+order.
 """
 
 import bisect
@@ -19,20 +20,20 @@ from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.shards import StoredTable
 
 T = TypeVar("T")
-MIN_PARTS = 4  # so that a step draws from several parts of even the smallest table
-_RATE_UNIT = 1 << 20  # rates are integers, which are equal on all machines
+MIN_PARTS = 4  # smallest number of parts in a table's window
+_RATE_UNIT = 1 << 20  # rates are integer multiples of 1 / _RATE_UNIT parts, so that they are the same on all machines
 
 
 @dataclass(frozen=True)
 class Window(Generic[T]):
-    """The samples that one step draws from. A row is the number of a sample within the window of its table."""
+    """Samples available to one step. A row is a sample's index within its table's window."""
 
     row_counts: np.ndarray  # (tables,)
-    first_rows: list[list[int]]  # of each table, the row at which each part starts
-    parts: list[list[T]]  # of each table
+    first_rows: list[list[int]]  # first row of each part of each table
+    parts: list[list[T]]  # parts of each table
 
     def locate(self, tables: np.ndarray, rows: np.ndarray) -> tuple[list[T], np.ndarray]:
-        """Return the part of each sample, and the sample's number within its part, (count,)."""
+        """Return each sample's part, and its index within the part (count,)."""
         parts = []
         rows_in_parts = []
         for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
@@ -43,15 +44,15 @@ class Window(Generic[T]):
 
 
 class MovingWindow(Generic[T]):
-    """Returns the window of each step, and reads the parts that enter it.
+    """Returns each step's window, and reads the parts that newly enter the window.
 
     Args:
-        tables: the tables.
-        sample_counts: the number of samples in each part of each table.
-        draws: (tables,) how many samples of each table a step draws, on average.
-        window_bytes: size of the windows of all tables together, which they share in proportion to `draws`.
-        seed: seed of the order of parts.
-        open_part: makes the samples of a part from its arrays.
+        tables: tables of the shards.
+        sample_counts: number of samples in each part (parts,) of each table.
+        draws: mean number of samples that a step draws from each table (tables,).
+        window_bytes: total size of all tables' windows, divided in proportion to `draws`.
+        seed: random seed for the order of parts.
+        open_part: function that makes a part's samples from its arrays.
     """
 
     def __init__(
@@ -68,22 +69,22 @@ class MovingWindow(Generic[T]):
         table_bytes = np.array([table.byte_count for table in tables], np.int64)
         widths = _choose_widths(part_counts, table_bytes, draws, window_bytes)
         parts_per_step = draws * part_counts / np.maximum(table_samples, 1)
-        has_all_parts = widths == part_counts  # (tables,) such a window does not move
+        has_all_parts = widths == part_counts  # (tables,) windows that do not move
         self._rates = np.where(has_all_parts, 0, np.rint(_RATE_UNIT * parts_per_step)).astype(np.int64)
         self._positions = np.full(len(tables), -1)  # before the first step
         self._table_windows: list[_TableWindow[T]] = []
         for table, counts, width in zip(tables, sample_counts, widths.tolist(), strict=True):
             self._table_windows.append(_TableWindow(table, counts, width, seed, open_part))
         self._window: Window[T] = Window(np.zeros(len(tables), np.int64), [], [])
-        self._lock = threading.Lock()  # one thread prepares batches, another fills the queue
+        self._lock = threading.Lock()  # threads that prepare batches and fill the queue share this window
 
     def move_to(self, step: int) -> Window[T]:
-        """Return the window of a step. Raise DataCorrupt if a part that enters it is damaged."""
+        """Return a step's window. Raise DataCorrupt if a newly read part is damaged."""
         with self._lock:
             positions = step * self._rates // _RATE_UNIT  # (tables,)
             moved_tables = np.flatnonzero(positions != self._positions).tolist()
             if moved_tables:
-                # Announce the parts of all tables before the first is read, so that they are downloaded in parallel.
+                # Announce the parts of all tables before reading any, so that all parts are downloaded in parallel.
                 for table in moved_tables:
                     self._table_windows[table].announce_parts(int(positions[table]))
                 for table in moved_tables:
@@ -93,7 +94,7 @@ class MovingWindow(Generic[T]):
             return self._window
 
     def _join_tables(self) -> Window[T]:
-        """Return the current windows of all tables as one window."""
+        """Combine the current windows of all tables."""
         return Window(
             np.array([window.row_count for window in self._table_windows], np.int64),
             [window.first_rows for window in self._table_windows],
@@ -102,14 +103,14 @@ class MovingWindow(Generic[T]):
 
 
 class _TableWindow(Generic[T]):
-    """The window of one table: the parts at `width` consecutive positions.
+    """Window of one table: the parts at `width` consecutive positions.
 
     Args:
-        table: the table.
-        sample_counts: (parts,) the number of samples in each part.
+        table: table of the shards.
+        sample_counts: number of samples in each part (parts,).
         width: number of parts in the window.
-        seed: seed of the order of parts.
-        open_part: makes the samples of a part from its arrays.
+        seed: random seed for the order of parts.
+        open_part: function that makes a part's samples from its arrays.
     """
 
     def __init__(
@@ -125,23 +126,23 @@ class _TableWindow(Generic[T]):
         self._width = width
         self._seed = seed
         self._open_part = open_part
-        self._open_parts: dict[int, T] = {}  # by number
+        self._open_parts: dict[int, T] = {}  # by part number
         self.row_count = 0
-        self.first_rows: list[int] = []  # the row at which each part starts
+        self.first_rows: list[int] = []  # first row of each part
         self.parts: list[T] = []
 
     def announce_parts(self, position: int) -> None:
-        """Tell the table which parts the window at a position contains, and which come next."""
+        """Tell the table which parts the window at `position` contains, and which parts come next."""
         self._table.expect(self._list_parts(position), self._list_parts(position + self._width))
 
     def read_parts(self, position: int) -> None:
-        """Move the window to a position. Only parts that were not in the window before are read."""
+        """Move the window to `position`. Parts that are already in the window are not read again."""
         part_numbers = self._list_parts(position)
         open_parts: dict[int, T] = {}
         for number in part_numbers:
             if number in self._open_parts:
                 open_parts[number] = self._open_parts[number]
-            elif number not in open_parts:  # a part is in the window twice if it ends one pass and begins the next
+            elif number not in open_parts:  # a part may end one pass and begin the next
                 open_parts[number] = self._open_part(self._table.read_part(number))
         end_rows = [0, *self._sample_counts[part_numbers].cumsum().tolist()]
         self._open_parts = open_parts
@@ -150,7 +151,7 @@ class _TableWindow(Generic[T]):
         self.parts = [open_parts[number] for number in part_numbers]
 
     def _list_parts(self, position: int) -> list[int]:
-        """Return the numbers of the parts in the window that starts at a position."""
+        """Return the part numbers of the window that starts at `position`."""
         part_count = len(self._sample_counts)
         if self._width == part_count:
             return list(range(part_count))
@@ -165,14 +166,14 @@ class _TableWindow(Generic[T]):
 def _choose_widths(
     part_counts: np.ndarray, table_bytes: np.ndarray, draws: np.ndarray, window_bytes: int
 ) -> np.ndarray:
-    """Return the number of parts in the window of each table, (tables,).
+    """Return the number of parts in each table's window (tables,).
 
-    These are all parts if all tables fit into `window_bytes`. Otherwise the tables share them in proportion to their
-    draws, with at least `MIN_PARTS` parts each.
+    If all tables fit into `window_bytes`, windows contain all parts. Otherwise, tables share `window_bytes` in
+    proportion to their draws, with at least `MIN_PARTS` parts each.
     """
     if table_bytes.sum() <= window_bytes:
         return part_counts
-    shares = draws / max(draws.sum(), np.finfo(float).tiny)  # avoids dividing by 0 if nothing is drawn
+    shares = draws / max(draws.sum(), np.finfo(float).tiny)  # avoids division by 0 without draws
     parts_per_byte = part_counts / np.maximum(table_bytes, 1)
     widths = (window_bytes * shares * parts_per_byte).astype(np.int64)
     return np.minimum(np.maximum(MIN_PARTS, widths), part_counts)
@@ -180,5 +181,5 @@ def _choose_widths(
 
 @functools.lru_cache(maxsize=4096)
 def _order_parts(seed: int, table: str, pass_number: int, part_count: int) -> np.ndarray:
-    """Return the random order in which parts enter the window during one pass over a table."""
+    """Return the random order of a table's parts during one pass."""
     return make_rng(seed, "window", table, pass_number).permutation(part_count)

@@ -1,4 +1,4 @@
-"""Write tables of token ids as parts, see `shards`."""
+"""Write tables of token ids in parts, see `shards`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ PART_TOKENS = 1 << 20  # 4 MB
 
 
 def make_column(flat: np.ndarray, lengths: np.ndarray | Sequence[int]) -> pa.LargeListArray:
-    """Return a column of N rows from their token ids (T,), one row after another, and their lengths (N,)."""
+    """Make a column of N rows from their concatenated token ids (T,) and their lengths (N,)."""
     return pa.LargeListArray.from_arrays(np.cumsum([0, *lengths]), np.asarray(flat, TOKENS))
 
 
@@ -27,17 +27,17 @@ def write_table(
     block_tokens: int = BLOCK_TOKENS,
     part_tokens: int = PART_TOKENS,
 ) -> dict[str, Any]:
-    """Write a table part by part, so that only one part and one chunk are in memory.
+    """Write a table part by part, with only one part and one chunk in memory.
 
     Args:
-        directory: the shards.
+        directory: directory of the shards.
         name: name of the table, such as `mono/de/weblate`.
-        chunks: rows with the column `text`, or with `source`, `target` and `sentence_id`.
-        block_tokens: largest number of tokens of an MLM sequence, special tokens included, for the index of blocks.
-        part_tokens: number of tokens after which a part ends.
+        chunks: tables with the column `text`, or with `source`, `target` and `sentence_id`.
+        block_tokens: largest MLM sequence length for the block index, in tokens including special tokens.
+        part_tokens: largest number of tokens per part.
 
     Returns:
-        The numbers of rows and tokens, the largest id, and rows, tokens and blocks of each part.
+        Numbers of rows and tokens, the largest id, and the numbers of rows, tokens and blocks of each part.
     """
     counts_by_part: list[list[int]] = []  # rows, tokens and blocks of each part
     largest_id = -1
@@ -58,14 +58,14 @@ def write_table(
 
 
 def _make_part_arrays(rows: pa.Table, columns: dict[str, Table], block_tokens: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a part by their names in its file, see `shards`."""
+    """Return a part's arrays by name, see `shards`."""
     arrays: dict[str, np.ndarray] = {}
     for column, table in columns.items():
         prefix = "" if column == TEXT else f"{column}."
         arrays[f"{prefix}tokens"] = table.tokens
         arrays[f"{prefix}offsets"] = table.offsets.astype(TOKENS)
     if TEXT in columns:
-        blocks = make_blocks(columns[TEXT], block_tokens - 1)  # a block gets `<s>` when it is drawn
+        blocks = make_blocks(columns[TEXT], block_tokens - 1)  # leaves room for `<s>`, which is added on drawing
         arrays["blocks"] = blocks.starts.astype(TOKENS)
     else:
         arrays[SENTENCE_ID] = rows[SENTENCE_ID].to_numpy()
@@ -73,7 +73,7 @@ def _make_part_arrays(rows: pa.Table, columns: dict[str, Table], block_tokens: i
 
 
 def _read_token_columns(rows: pa.Table) -> dict[str, Table]:
-    """Return the token lists of the column `text`, or of `source` and `target`, by column name."""
+    """Return the token columns (`text`, or `source` and `target`) by name."""
     tables = {}
     for name in rows.column_names:
         if name == TEXT or name in PAIR_COLUMNS:
@@ -85,7 +85,7 @@ def _read_token_columns(rows: pa.Table) -> dict[str, Table]:
 
 
 def _cut_parts(chunks: Iterable[pa.Table], block_tokens: int, part_tokens: int) -> Iterator[pa.Table]:
-    """Yield the rows of one part after another. No part of sentences ends inside an MLM block."""
+    """Split rows into parts. Parts of sentences end between MLM blocks."""
     remaining_rows: pa.Table | None = None
     for chunk in chunks:
         remaining_rows = chunk if remaining_rows is None else pa.concat_tables([remaining_rows, chunk])
@@ -99,18 +99,18 @@ def _cut_parts(chunks: Iterable[pa.Table], block_tokens: int, part_tokens: int) 
 
 
 def _count_rows_of_next_part(rows: pa.Table, block_tokens: int, part_tokens: int) -> int | None:
-    """Return how many of the rows are the next part, or None if they have too few tokens to fill a part."""
+    """Return the number of rows in the next part, or None if the rows do not fill a part."""
     tables = _read_token_columns(rows)
-    offsets = np.sum([table.offsets for table in tables.values()], axis=0)  # (rows + 1,) tokens of all columns
+    offsets = np.sum([table.offsets for table in tables.values()], axis=0)  # (rows + 1,) token offsets over all columns
     if offsets[-1] <= part_tokens:
         return None
     possible_counts = np.arange(1, len(offsets))
     if TEXT in tables:
-        # The last block may continue in the next chunk, so a part ends where a block starts.
+        # The last block may continue in the next chunk, so parts end where a block starts.
         block_starts = make_blocks(tables[TEXT], block_tokens - 1).starts
         possible_counts = np.searchsorted(offsets, block_starts[1:])
     if not len(possible_counts):
         return None
-    # The largest possible part within the limit, or the smallest if even that exceeds it.
+    # Choose the largest part within the limit, or the smallest part if all exceed the limit.
     parts_within_limit = int(np.searchsorted(offsets[possible_counts], part_tokens, side="right"))
     return int(possible_counts[max(0, parts_within_limit - 1)])

@@ -228,9 +228,9 @@ def test_override_reaches_every_trial_and_keeps_its_seed_and_variant():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pretraining.objectives.xlco", "the variants differ in it: change `trials`"),
-        ("pretraining.objectives", "the variants differ in it: change `trials`"),
-        ("translation.encoder", "the variants differ in it: change `trials`"),
+        ("pretraining.objectives.xlco", "the variants differ in this field: change `trials`"),
+        ("pretraining.objectives", "the variants differ in this field: change `trials`"),
+        ("translation.encoder", "the variants differ in this field: change `trials`"),
         ("pretraining.seed", "each trial has its own seed"),
         ("finetuning.seed", "each trial has its own seed"),
         ("translation.seed", "each trial has its own seed"),

@@ -1,10 +1,10 @@
-"""Phases read_source and clean_part: cut each source into parts of bounded size, then clean the rows of each part.
+"""Phases read_source and clean_part: split each source into parts of bounded size, then clean each part.
 
-raw/PART                  rows of a source in one language or language pair, as they were read
+raw/PART                  unprocessed rows of a source in one language or language pair
 staged/PART               clean rows in the same order, with their keys
-reserved/SET/PART         digests of the held-out rows (`held_out`), and of their word n-grams (`overlap`)
+reserved/SET/PART         digests of held-out rows (`held_out`) and of their word n-grams (`overlap`)
 letters/PART              letter digests of the part's training text, if `labelled_share` is set
-labelled_candidates/PART  messages that are drawn for the labelled test set, if `labelled_share` is set
+labelled_candidates/PART  messages drawn for the labelled test set, if `labelled_share` is set
 """
 
 from collections import Counter, defaultdict
@@ -25,8 +25,8 @@ from infoxlm_core.corpora.parallel import CHUNK
 from infoxlm_core.corpora.phases.job import FileKey, Job, Part, Record, RowCounts, counts_to_json
 from infoxlm_core.errors import InputError
 
-LABELLED_CHARACTERS = 20  # the corpus of a shorter message cannot be predicted from its text
-PART_ROWS = 1 << 17  # the largest number of rows whose tables and keys fit into the memory of a small worker
+LABELLED_CHARACTERS = 20  # shorter messages do not reveal their corpus
+PART_ROWS = 1 << 17  # largest number of rows with tables and keys that fit into a small worker's memory
 PART_CHARACTERS = 1 << 26
 NOT_DRAWN, DRAWN_HELD_OUT, DRAWN_LABELLED = range(3)
 LETTERS_OF_PAIR = np.dtype([("source", "<u8"), ("target", "<u8")])  # `Keys.letters` of both sides
@@ -44,7 +44,7 @@ _STAGED_SCHEMA = pa.schema([
 
 
 def read_source(job: Job, source_number: int) -> Record:
-    """Read a source of a corpus and store its rows in parts of bounded size, one language or language pair each."""
+    """Read a source and store its rows in parts of bounded size. Each part has one language or language pair."""
     source = _localise_source(job, source_number)
     source_rows = formats.read_rows(source, job.config.languages, job.config.pivot, _check_paths(source))
     parts: list[tuple[str, str]] = []
@@ -61,11 +61,11 @@ def read_source(job: Job, source_number: int) -> Record:
 
 
 def _localise_source(job: Job, source_number: int) -> CorpusSource:
-    """Return a source of the config, whose paths exist on this machine."""
+    """Return a source of the config with local paths."""
     source = job.config.corpora[source_number]
     if job.localise is None:
         return source
-    # Leave out everything else that the config names, so that only this source is fetched.
+    # Remove all other inputs from the config, so that only this source is fetched.
     only_source = job.config.model_copy(
         update={"corpora": (source,), "evaluation_sets": (), "cleaning": CleaningConfig()}
     )
@@ -73,14 +73,14 @@ def _localise_source(job: Job, source_number: int) -> CorpusSource:
 
 
 def _split_rows(rows: Iterable[Row], keeps_documents: bool) -> Iterator[list[Row]]:
-    """Yield the rows in lists of bounded size.
+    """Split rows into lists of bounded size.
 
     Args:
-        rows: the rows of a source.
-        keeps_documents: whether all rows of a document, which have equal `Row.line`, stay in one list.
+        rows: rows of a source.
+        keeps_documents: whether to keep a document in one list. Rows of the same document have the same `Row.line`.
 
     Raises:
-        InputError: a document is too long for a list.
+        InputError: a document exceeds the list size.
     """
     part_rows: list[Row] = []
     character_count = 0
@@ -91,7 +91,7 @@ def _split_rows(rows: Iterable[Row], keeps_documents: bool) -> Iterator[list[Row
             yield part_rows
             part_rows = []
             character_count = 0
-        # Only a document can make a list longer than its limit, so at twice the limit the document itself is too long.
+        # Only documents can exceed a list's limit, so at twice the limit the document itself is too long.
         if len(part_rows) >= 2 * PART_ROWS or character_count >= 2 * PART_CHARACTERS:
             raise InputError(
                 f"{row.file}: the document that begins on line {row.line} has over {PART_ROWS:,} lines or "
@@ -104,7 +104,7 @@ def _split_rows(rows: Iterable[Row], keeps_documents: bool) -> Iterator[list[Row
 
 
 def _check_paths(source: CorpusSource) -> list[Path]:
-    """Return the paths of a source. Raise InputError if one is missing or has an unexpected digest."""
+    """Return a source's paths. Raise InputError if a path does not exist or has an unexpected digest."""
     paths = [Path(path) for path in source.paths]
     for path in paths:
         if not path.exists():
@@ -127,10 +127,10 @@ def _check_paths(source: CorpusSource) -> list[Path]:
 
 
 def clean_part(job: Job, part_number: int) -> Record:
-    """Clean the rows of a part, store the remaining rows with their keys in `staged`, and count all rows."""
+    """Clean the rows of a part, store the clean rows and their keys in `staged`, and count all rows."""
     part = job.parts[part_number]
     config = job.config
-    # N-grams are compared only with reserved text. Without any, skip them: they take most of the time.
+    # N-grams take most of the time, and are compared only with reserved text. Skip them if nothing is reserved.
     has_reserved_text = bool(config.held_out or config.held_out_share or config.evaluation_sets)
     ngram_length = config.overlap if has_reserved_text else 0
     compares_rows = part.kind in tables.TRAINING and not config.corpora[part.source_number].compares_documents
@@ -145,7 +145,7 @@ def clean_part(job: Job, part_number: int) -> Record:
             file_counts = counts[FileKey(part.corpus, part.languages[-1], part.kind, file)]
             file_counts["read"] += 1
             if reason == "invalid_utf8":
-                first_invalid.setdefault(file, texts[0])  # the position file:line:byte
+                first_invalid.setdefault(file, texts[0])  # position file:line:byte
             if not reason:
                 texts = [cleaning.normalise(text) for text in texts]
                 reason = cleaning.find_reason_to_drop_row(texts, part.languages, config.languages, config.cleaning)
@@ -175,9 +175,9 @@ def clean_part(job: Job, part_number: int) -> Record:
 
 
 def _draw_message(keys: Keys, is_long: bool, part: Part, config: PreparationConfig) -> int:
-    """Return whether a row is drawn at random for `held_out_share`, for `labelled_share`, or not at all.
+    """Draw a row at random for `held_out_share`, for `labelled_share`, or not at all.
 
-    The draw depends only on the pivot's side, so that the same messages are drawn in all languages.
+    The draw depends only on the pivot's side, so that it is the same in all languages.
     """
     if part.kind != "pairs":
         return NOT_DRAWN
@@ -191,12 +191,12 @@ def _draw_message(keys: Keys, is_long: bool, part: Part, config: PreparationConf
 
 
 def _draw_number(*seeds: str) -> float:
-    """Return a pseudo-random number from 0 to 1 that depends only on the seeds."""
+    """Return a pseudo-random number in [0, 1] that depends only on the seeds."""
     return cleaning.digest(*seeds) / 2**64
 
 
 def _put_clean_rows(job: Job, part: Part, rows: pa.Table) -> None:
-    """Store the clean rows of a part, and the digests that later phases collect from all parts."""
+    """Store a part's clean rows, and the digests that later phases collect from all parts."""
     job.put_table(f"staged/{part.name}", rows)
     is_held_out = (rows["drawn"].to_numpy() == DRAWN_HELD_OUT) | (part.corpus in job.config.held_out)
     _put_held_out_digests(job, part, rows.filter(pa.array(is_held_out)))
@@ -205,14 +205,14 @@ def _put_clean_rows(job: Job, part: Part, rows: pa.Table) -> None:
 
 
 def _put_held_out_digests(job: Job, part: Part, held_out_rows: pa.Table) -> None:
-    """Store the digests of a part's held-out rows, so that training rows with the same text can be dropped."""
+    """Store the digests of a part's held-out rows, for dropping training rows with the same text."""
     text_digests = [flatten_lists(held_out_rows[column]) for column in ("casefolded", "letters")]
     job.files.put(f"reserved/held_out/{part.name}", np.unique(np.concatenate(text_digests)).tobytes())
     job.files.put(f"reserved/overlap/{part.name}", np.unique(flatten_lists(held_out_rows["ngrams"])).tobytes())
 
 
 def _put_label_keys(job: Job, part: Part, rows: pa.Table, is_held_out: np.ndarray) -> None:
-    """Store the digests of a part that `choose_labelled_test_set` compares, in slices by partition."""
+    """Store a part's digests for `choose_labelled_test_set`, in slices by partition."""
     training_rows = rows.filter(pa.array(~is_held_out))
     letters = np.unique(flatten_lists(training_rows["letters"]))
     partitions = find_partitions(letters, job.partition_count)
@@ -224,11 +224,11 @@ def _put_label_keys(job: Job, part: Part, rows: pa.Table, is_held_out: np.ndarra
 
 
 def flatten_lists(column: pa.ChunkedArray) -> np.ndarray:
-    """Return the values of all lists of a column as one flat array."""
+    """Return the values of all lists in a column as one flat array."""
     return pc.list_flatten(column).to_numpy()
 
 
 def find_partitions(keys: np.ndarray, partition_count: int) -> np.ndarray:
-    """Return the partition of each 64-bit key, from 0 to `partition_count` - 1. Keys are random digests."""
+    """Return the partition of each 64-bit key, from 0 to `partition_count` - 1. Keys must be uniformly distributed."""
     high_bits = keys >> np.uint64(32)
     return ((high_bits * np.uint64(partition_count)) >> np.uint64(32)).astype(np.int64)

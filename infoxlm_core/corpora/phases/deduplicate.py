@@ -1,15 +1,15 @@
-"""Phases write_keys and find_duplicates: decide which rows are dropped, by comparing 16-byte keys instead of text.
+"""Phases write_keys and find_duplicates: find duplicate rows by comparing 16-byte entries instead of text.
 
-A row is compared in up to six ways, each of which has a slot: as a whole row, with each side as a sentence, with each
-side as labelled text, and with the bands of its MinHash signature. Each comparison adds an entry with a key to a list.
-Entries with equal keys are duplicates, of which the first in the order of the input is kept. Rows that share a MinHash
-band are similar, and only the first of them is kept. If documents are compared, the first row of a document has one
-entry for the whole document.
+A row is compared in up to six ways: as a whole row, by each side as a sentence, by each side as labelled text, and by
+the bands of its MinHash signature. Each way has its own slot in the row, and each comparison an entry with a key. Among
+entries with equal keys, the first in input order is kept, and the others are duplicates. Among rows that share a
+MinHash band, only the first is kept. If documents are compared, a document's first row has an entry for the whole
+document.
 
-reasons/PART     a byte for each row, an index in `REASONS`
+reasons/PART     reason to drop each row, as a one-byte index in `REASONS`
 keys/PART        entries of the part, in slices by partition
-repeats/PART     slots of the entries that repeat the key and text of an earlier entry of the part, and of the latter
-duplicates/P     slots of the entries of partition P that are dropped, in slices by part
+repeats/PART     pairs of slots: an entry that repeats the key and text of an earlier entry, and the earlier entry
+duplicates/P     slots of the duplicates in partition P, in slices by part
 """
 
 from dataclasses import dataclass
@@ -27,43 +27,43 @@ from infoxlm_core.corpora.tables import HELD_OUT
 STATES = ("kept", "duplicate", "near_duplicate", "similar")
 KEPT, DUPLICATE, NEAR_DUPLICATE, SIMILAR = range(4)
 WHOLE_ROW = 0
-FIRST_SIDE = 1  # slots 1 and 2 are the sides of a pair as sentences
-FIRST_LABELLED_SIDE = 3  # slots 3 and 4 are the sides of a pair as labelled text
+FIRST_SIDE = 1  # slots 1 and 2: the sides of a pair as sentences
+FIRST_LABELLED_SIDE = 3  # slots 3 and 4: the sides of a pair as labelled text
 MINHASH_BANDS = 5
-SLOTS_PER_ROW = 8  # slot s of row r has the number 8 r + s in its part
+SLOTS_PER_ROW = 8  # slot s of row r has number 8 r + s in its part
 COMPARED_COLUMNS = (
     "document_line", "casefolded", "letters", "exact", "ngrams", "minhash_bands", "log_ratio", "drawn", "is_long"
 )  # fmt: skip
-"""The columns of staged rows that this module reads."""
+"""Columns of staged rows that this module reads."""
 _HELD_OUT_SHARE = REASONS.index("held_out_share")
 _LABELLED = REASONS.index("labelled")
 _ENTRY = np.dtype([("key", "<u8"), ("slot", "<u4"), ("exact", "<u4")])
-"""key: digest of the letters and of the compared tables. slot: number of the slot in the part. exact: digest of the
-unchanged text, which distinguishes duplicates from near duplicates."""
+"""An entry. key: digest of the letters and the table · slot: slot number in the part · exact: digest of the unchanged
+text, which distinguishes duplicates from near-duplicates."""
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of a part that are written to one table, unless they are duplicates."""
+    """Selection of a part's rows for one output table. Duplicates are removed later."""
 
     slot: int
-    kind: str  # directory of the table, or "labelled"
+    kind: str  # table directory, or "labelled"
     languages: tuple[str, ...]
-    sides: list[int]  # indices of the texts of a row that are written
+    sides: list[int]  # indices of the row's texts to write
     is_selected: np.ndarray  # (rows,)
 
 
 def select_table_rows(
     job: Job, part: Part, rows: pa.Table, reasons: np.ndarray, is_duplicate: np.ndarray
 ) -> list[TableRows]:
-    """Select for each output table the rows of a part that are written to it, unless they are duplicates.
+    """Select rows of a part for each output table. Duplicates are removed later.
 
     Args:
-        job: the preparation.
-        part: the part.
+        job: job of the preparation.
+        part: part that contains the rows.
         rows: staged rows of the part.
-        reasons: (rows,) reasons to drop the rows, as indices in `REASONS`; 0 if a row is not dropped.
-        is_duplicate: (rows,) whether a row is known to be a duplicate. Its sides are not selected on their own.
+        reasons: reasons to drop the rows (rows,), as indices in `REASONS`; 0: keep the row.
+        is_duplicate: mask of known duplicates (rows,). Their sides are not selected separately.
     """
     all_sides = list(range(len(part.languages)))
     selections = [TableRows(WHOLE_ROW, part.kind, part.languages, all_sides, reasons == 0)]
@@ -85,14 +85,14 @@ def select_table_rows(
 def _select_labelled_sides(
     pairs: pa.Table, reasons: np.ndarray, is_training: np.ndarray, reserved_text: ReservedText
 ) -> np.ndarray:
-    """Return whether each side of the pairs is labelled text, unless it is a duplicate, (rows, 2).
+    """Return a mask (rows, 2) of the sides that are labelled text. Duplicates are removed later.
 
-    These are the sides of long training pairs and of the labelled test set. A text that several corpora contain has no
-    label.
+    Labelled text consists of the sides of long training pairs and of the labelled test set. Text in several corpora has
+    no label.
 
-    Known limitation: sides are compared before it is known which pairs are duplicates. Assume that a pair is too short
-    for a label, and that a later duplicate of it is long enough because it has more punctuation. The sides of the
-    duplicate are dropped with it, but they still count as the first occurrence of their text.
+    Known limitation: sides are compared before duplicate pairs are known. A pair may be too short for a label, while a
+        later duplicate is long enough because of additional punctuation. The duplicate is dropped with its sides, but
+        these sides still count as the first occurrence of their text.
     """
     side_letters = flatten_lists(pairs["letters"]).reshape(-1, 2)
     is_long_training = is_training & pairs["is_long"].to_numpy()
@@ -103,7 +103,8 @@ def _select_labelled_sides(
 
 
 def write_keys(job: Job, part_number: int) -> Record:
-    """Find the rows of a part that are reserved, unusual or not similar, and write keys to compare the other rows."""
+    """Find a part's rows with reserved text, unusual lengths or dissimilar sides, and write the keys of all other
+    rows."""
     part = job.parts[part_number]
     rows = job.read_table(f"staged/{part.name}", COMPARED_COLUMNS)
     reasons = find_reasons(job, part, rows)
@@ -117,7 +118,7 @@ def write_keys(job: Job, part_number: int) -> Record:
     if job.config.corpora[part.source_number].compares_documents:
         _put_entries(job, part.name, _make_document_entries(part, rows))
         return {}
-    is_duplicate = np.zeros(len(rows), bool)  # duplicates are known only after the next phase
+    is_duplicate = np.zeros(len(rows), bool)  # unknown until the next phase has run
     entries = [_make_minhash_entries(part, rows, reasons == 0)]
     for table_rows in select_table_rows(job, part, rows, reasons, is_duplicate):
         entries.append(_make_entries(part, rows, table_rows))
@@ -126,7 +127,7 @@ def write_keys(job: Job, part_number: int) -> Record:
 
 
 def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
-    """Return the reason to drop each staged row of a part, except low similarity, as an index in `REASONS`, (rows,)."""
+    """Return the reason to drop each staged row (rows,), as an index in `REASONS`. Similarity is not checked."""
     reasons = np.zeros(len(rows), np.uint8)
     if len(part.languages) == 2:
         median = job.medians["-".join(part.languages)]
@@ -141,7 +142,7 @@ def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
 
 
 def _make_entries(part: Part, rows: pa.Table, table_rows: TableRows) -> np.ndarray:
-    """Return the entries of the rows that are selected for a table."""
+    """Return the entries of a table's rows."""
     row_numbers = np.flatnonzero(table_rows.is_selected)
     letters = flatten_lists(rows["letters"]).reshape(-1, len(part.languages))
     exact = flatten_lists(rows["exact"]).reshape(-1, len(part.languages))
@@ -158,14 +159,14 @@ def _make_minhash_entries(part: Part, rows: pa.Table, is_selected: np.ndarray) -
     bands = rows["minhash_bands"].filter(pa.array(is_selected))
     row_numbers = np.repeat(np.flatnonzero(is_selected), pc.list_value_length(bands).to_numpy())
     digests = flatten_lists(bands)
-    entries = np.zeros(len(digests), _ENTRY)  # `exact` is always 0, so that a part sends each band only once
+    entries = np.zeros(len(digests), _ENTRY)  # `exact` stays 0, so that a part sends each band only once
     entries["key"] = _hash_rows(cleaning.digest("bands", part.kind, *part.languages), digests[:, None])
     entries["slot"] = row_numbers * SLOTS_PER_ROW + MINHASH_BANDS
     return entries
 
 
 def _make_document_entries(part: Part, rows: pa.Table) -> np.ndarray:
-    """Return an entry for each document. Its key is the sum of the digests of its rows with their positions."""
+    """Return an entry for each document. The key sums the hashes of the document's rows and their positions."""
     first_row_of_document = find_documents(rows)
     document_starts = np.unique(first_row_of_document)
     positions = (np.arange(len(rows)) - first_row_of_document).astype(np.uint64)
@@ -180,12 +181,12 @@ def _make_document_entries(part: Part, rows: pa.Table) -> np.ndarray:
 
 
 def find_documents(rows: pa.Table) -> np.ndarray:
-    """Return for each row the number of the first row of its document, (rows,)."""
+    """Return the number of the document's first row for each row (rows,)."""
     return _find_group_starts(_starts_group(rows["document_line"].to_numpy()))
 
 
 def _hash_rows(seed: int, digests: np.ndarray) -> np.ndarray:
-    """Return a 64-bit hash of each row of a matrix of digests, (rows, columns), by the function of SplitMix64."""
+    """Return a 64-bit SplitMix64 hash of each row in a matrix of digests (rows, columns)."""
     hashes = np.full(len(digests), seed, np.uint64)
     for column in digests.T:
         hashes ^= column
@@ -196,9 +197,9 @@ def _hash_rows(seed: int, digests: np.ndarray) -> np.ndarray:
 
 
 def _put_entries(job: Job, part_name: str, entries: np.ndarray) -> None:
-    """Store the entries of a part. Those that repeat an earlier key and text are stored apart from the others.
+    """Store a part's entries. Entries that repeat an earlier key and text are stored separately.
 
-    Partitions thus stay small even if a part repeats a text millions of times.
+    Partitions thus remain small, even if a part repeats a text millions of times.
     """
     entries = entries[np.lexsort((entries["slot"], entries["exact"], entries["key"]))]
     is_first = _starts_group(entries["key"]) | _starts_group(entries["exact"])
@@ -212,24 +213,24 @@ def _put_entries(job: Job, part_name: str, entries: np.ndarray) -> None:
 
 
 def _starts_group(sorted_values: np.ndarray) -> np.ndarray:
-    """Return whether each value differs from the value before it, and so starts a group of equal values."""
+    """Return a mask of the values that differ from their predecessor and thus start a group of equal values."""
     return np.append(np.ones(min(len(sorted_values), 1), bool), sorted_values[1:] != sorted_values[:-1])
 
 
 def _find_group_starts(starts_group: np.ndarray) -> np.ndarray:
-    """Return for each position the position at which its group starts."""
+    """Return the start position of each position's group."""
     return np.maximum.accumulate(np.where(starts_group, np.arange(len(starts_group)), 0))
 
 
 def find_duplicates(job: Job, partition: int) -> Record:
-    """Write which slots of a partition are dropped. Of the entries with equal keys, the first in the input is kept."""
+    """Write the slots of a partition's duplicates. Among entries with equal keys, the first in input order is kept."""
     entries_of_parts = []
     for part in job.parts:
         entries_of_parts.append(job.read_slice(f"keys/{part.name}", _ENTRY, partition, job.partition_count))
     entries = np.concatenate([np.empty(0, _ENTRY), *entries_of_parts])
     entry_counts = np.array([len(part_entries) for part_entries in entries_of_parts], np.int64)
     part_numbers = np.repeat(np.arange(len(job.parts)), entry_counts)
-    order = np.argsort(entries["key"], kind="stable")  # entries with equal keys stay in the order of the input
+    order = np.argsort(entries["key"], kind="stable")  # a stable sort keeps equal keys in input order
     entries = entries[order]
     part_numbers = part_numbers[order]
     is_first = _starts_group(entries["key"])
@@ -241,7 +242,7 @@ def find_duplicates(job: Job, partition: int) -> Record:
 
 
 def read_states(job: Job, part_number: int, row_count: int) -> np.ndarray:
-    """Return the state of each slot of a part as an index in `STATES`, (rows, slots). Unused slots count as kept."""
+    """Return the state of each slot (rows, slots) as an index in `STATES`. Unused slots count as kept."""
     states = np.zeros(row_count * SLOTS_PER_ROW, np.uint8)
     for partition in range(job.partition_count):
         duplicates = job.read_slice(f"duplicates/{partition}", np.uint32, part_number, len(job.parts))
@@ -250,7 +251,8 @@ def read_states(job: Job, part_number: int, row_count: int) -> np.ndarray:
         states[slots] = DUPLICATE + is_near_duplicate
     repeats = np.frombuffer(job.files.read(f"repeats/{job.parts[part_number].name}"), np.uint32)
     repeated_slots, first_slots = repeats.reshape(-1, 2).T
-    # A repetition is at least a duplicate. If the first slot is a near duplicate of another part's text, so is it.
+    # A repetition is at least a duplicate. It is a near-duplicate if the first slot is a near-duplicate of another
+    # part's text.
     states[repeated_slots] = np.maximum(states[first_slots], DUPLICATE)
     states_of_rows = states.reshape(-1, SLOTS_PER_ROW)
     is_similar = (states_of_rows[:, WHOLE_ROW] == KEPT) & (states_of_rows[:, MINHASH_BANDS] != KEPT)

@@ -1,4 +1,4 @@
-"""The input of all tasks of a preparation, the files that they exchange, and the loop that runs a phase of tasks."""
+"""Jobs of text preparation: shared input, intermediate files, and the loop that runs a phase's tasks."""
 
 import functools
 import io
@@ -21,67 +21,68 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.progress import show_progress
 
 Record = dict[str, Any]
-"""The JSON result of a finished task: counts of rows and other small facts. Rows are exchanged as files instead."""
+"""JSON result of a finished task: row counts and other small values. Rows are exchanged in files instead."""
 Task = Callable[["Job", int], Record]
-"""A function of a job and a task number that other processes can import. Running it again writes equal files."""
+"""Importable function of a job and a task number. Repeating a task writes the same files."""
 _OFFSET = np.dtype("<u8")
 _MARKER = "preparation"
 
 
 class Files(Protocol):
-    """The intermediate files of a preparation, by name. All its processes see the same files."""
+    """Intermediate files of a preparation. All processes of the preparation see the same files."""
 
     @property
     def directory(self) -> Path | None:
-        """The local directory of the files, or None if they are not on a file system."""
+        """Local directory of the files, or None if the files are not on a file system."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes of a file from byte `start` on. By default, return the whole file."""
+        """Return `length` bytes of a file, starting at byte `start`. By default, return the whole file."""
 
     def put(self, name: str, content: str | bytes) -> None:
         """Write a file atomically. Readers never see an incomplete file."""
 
     def entries(self) -> Sequence[Any]:
-        """Return all files as objects with a `name`."""
+        """Return all files, as objects with a `name`."""
 
 
 class FileKey(NamedTuple):
-    """The rows of a file in one language, which the report counts together."""
+    """Key of the report's row counts: a file's rows in one language."""
 
     corpus: str
-    language: str  # the target language of a pair
-    kind: str  # directory of the table: mono, pairs, held_out_mono or held_out
+    language: str  # for pairs, the target language
+    kind: str  # table directory: mono, pairs, held_out_mono or held_out
     file: str
 
 
 RowCounts = defaultdict[FileKey, Counter[str]]
-"""Numbers of rows that were `read`, `kept`, and dropped for each reason."""
+"""Numbers of rows `read`, `kept`, and dropped for each reason."""
 
 
 class Part(NamedTuple):
-    """A bounded number of rows of a source in one language or language pair, which one task of a phase processes."""
+    """A bounded number of a source's rows, in one language or language pair. Each task of a phase processes one
+    part."""
 
     name: str
-    source_number: int  # index in `config.corpora`, where several sources may belong to one corpus
+    source_number: int  # index in `config.corpora`; several sources may belong to one corpus
     corpus: str
-    kind: str  # directory of the table: mono, pairs, held_out_mono or held_out
+    kind: str  # table directory: mono, pairs, held_out_mono or held_out
     languages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Job:
-    """The input that all tasks of a preparation share. It is pickled for tasks in other processes."""
+    """Input shared by all tasks of a preparation. It is pickled for other processes."""
 
     config: PreparationConfig
     files: Files
-    localise: Callable[[PreparationConfig], PreparationConfig] | None  # returns a config with local copies of its paths
-    partition_count: int = 1  # number of tasks among which the keys of all rows are divided by value
+    localise: Callable[[PreparationConfig], PreparationConfig] | None  # replaces the config's paths by local copies
+    partition_count: int = 1  # number of tasks among which keys are divided by value
     parts: Sequence[Part] = ()
-    medians: Mapping[str, float] = field(default_factory=dict)  # language pair -> median log length ratio
-    reserved_digest: str = ""  # changes with the text that is reserved for evaluation
+    medians: Mapping[str, float] = field(default_factory=dict)  # median log length ratio by language pair
+    reserved_digest: str = ""  # digest of the text reserved for evaluation
 
     def put_marker(self) -> None:
-        """Write the file by which tasks on other machines check that they see the files of this preparation."""
+        """Write the marker file, by which tasks on other machines check that they see this preparation's files."""
         self.files.put(_MARKER, "")
 
     def put_table(self, name: str, table: pa.Table) -> None:
@@ -91,17 +92,17 @@ class Job:
         self.files.put(name, content.getvalue())
 
     def read_table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a table, or some of its columns."""
+        """Read a table from a Parquet file. By default, read all columns."""
         content = io.BytesIO(self.files.read(name))
         return pq.read_table(content, columns=None if columns is None else list(columns)).combine_chunks()
 
     def put_slices(self, name: str, values: np.ndarray, slice_numbers: np.ndarray, slice_count: int) -> None:
-        """Write an array as slices that can be read one by one. The values of a slice keep their order.
+        """Write an array as slices that can be read separately. Values keep their order within a slice.
 
         Args:
             name: name of the file.
-            values: (N,) values.
-            slice_numbers: (N,) number of the slice of each value, from 0 to `slice_count` - 1.
+            values: array (N,).
+            slice_numbers: slice number of each value (N,), from 0 to `slice_count` - 1.
             slice_count: number of slices.
         """
         order = np.argsort(slice_numbers, kind="stable")
@@ -109,7 +110,7 @@ class Job:
         self.files.put(name, offsets.tobytes() + values[order].tobytes())
 
     def read_slice(self, name: str, dtype: DTypeLike, slice_number: int, slice_count: int) -> np.ndarray:
-        """Return one slice of an array that `put_slices` wrote."""
+        """Return one slice of an array written by `put_slices`."""
         offset_bytes = self.files.read(name, _OFFSET.itemsize * slice_number, 2 * _OFFSET.itemsize)
         start, end = np.frombuffer(offset_bytes, _OFFSET).tolist()
         value_size = np.dtype(dtype).itemsize
@@ -121,14 +122,14 @@ class Job:
 def run_phase(
     task: Task, job: Job, task_count: int, finished_records: Set[str], parallel_map: ParallelMap
 ) -> Iterator[Record]:
-    """Run a phase of a preparation and yield the records of its tasks in order.
+    """Run all tasks of a phase, and yield their records in order.
 
     Args:
-        task: the function that runs each task of the phase.
-        job: input of all tasks.
+        task: function that runs a task of the phase.
+        job: shared input of all tasks.
         task_count: number of tasks.
-        finished_records: names of the records that an earlier attempt wrote. Their tasks are not repeated.
-        parallel_map: runs the tasks.
+        finished_records: names of records from an earlier attempt. Their tasks are not repeated.
+        parallel_map: map function that runs the tasks.
     """
     record_names = [_name_record(task, number) for number in range(task_count)]
     unfinished_numbers = [number for number in range(task_count) if record_names[number] not in finished_records]
@@ -143,10 +144,10 @@ def run_phase(
 
 
 def _run_task(task: Task, job: Job, number: int) -> Record:
-    """Run a task, then write its record. A record thus proves that all files of its task exist.
+    """Run a task, then write its record. A record thus proves that all files of the task exist.
 
     Raises:
-        InputError: this machine cannot see the files of the preparation, because they are on another machine's disk.
+        InputError: the preparation's files are on another machine's disk.
     """
     try:
         job.files.read(_MARKER)
@@ -157,7 +158,7 @@ def _run_task(task: Task, job: Job, number: int) -> Record:
         ) from error
     record = json.dumps(task(job, number), ensure_ascii=False)
     job.files.put(_name_record(task, number), record)
-    return json.loads(record)  # JSON turns tuples into lists, so return the record as a resumed run would read it
+    return json.loads(record)  # JSON turns tuples into lists, so return what a resumed run would read
 
 
 def _name_record(task: Task, number: int) -> str:
@@ -165,11 +166,11 @@ def _name_record(task: Task, number: int) -> str:
 
 
 def counts_to_json(counts: RowCounts) -> list[Any]:
-    """Return row counts as a JSON value for a record."""
+    """Convert row counts to a JSON value for a record."""
     return [[*file_key, file_counts] for file_key, file_counts in counts.items()]
 
 
 def add_counts(counts: RowCounts, record: Record) -> None:
-    """Add the row counts of a record to `counts`."""
+    """Add a record's row counts to `counts`."""
     for *file_key, file_counts in record["counts"]:
         counts[FileKey(*file_key)].update(file_counts)

@@ -1,9 +1,10 @@
-"""Phases that collect the text reserved for evaluation as sorted digests, so that training text can avoid it.
+"""Phases that collect digests of the text reserved for evaluation, for removing this text from training.
 
-Four kinds of text are reserved: held-out corpora, the test sets of the config, and two random shares of the messages of
-all other corpora. One share is held out like the held-out corpora. The other becomes the labelled test set.
+Four kinds of text are reserved: held-out corpora, the config's test sets, and two random shares of the messages in all
+other corpora. The share `held_out_share` is treated like held-out corpora. The share `labelled_share` becomes the
+labelled test set.
 
-reserved/SET/…        digests for a set of `SETS`, from the test sets, from a part, or from a partition of the letters
+reserved/SET/…        digests of a set in `SETS`, from the test sets, a part, or a partition of the letters
 all_reserved/SET      all digests of the set, sorted
 """
 
@@ -21,21 +22,21 @@ from infoxlm_core.corpora.phases.clean import LETTERS_OF_PAIR, flatten_lists
 from infoxlm_core.corpora.phases.job import Files, Job, Record
 
 REASONS = ("", "length_ratio", "held_out_share", "held_out", "evaluation_set", "labelled", "overlap", "not_similar")
-"""Reasons to drop a clean row; files store their index. If several reasons apply, the first one is counted."""
+"""Reasons to drop a clean row. Files store their index. If several reasons apply, the first is counted."""
 _COLUMNS_OF_REASON = {
     "held_out": ("casefolded", "letters"),
     "evaluation_set": ("casefolded", "letters"),
     "labelled": ("letters",),
     "overlap": ("ngrams",),
 }
-"""Reason for which text is reserved -> columns of keys that are compared with the digests of this text."""
+"""Mapping from the reason for reserving text to the columns of `Keys` that are compared with the text's digests."""
 SETS = (*_COLUMNS_OF_REASON, "labelled_messages", "shared")
-"""The sets of digests: one for each reason · labelled_messages: letters of the pivot's side of the labelled test set ·
-shared: letters of text that several corpora contain."""
+"""Sets of digests: one for each reason · labelled_messages: pivot-side letters of the labelled test set · shared:
+letters of text that several corpora contain."""
 
 
 def reserve_test_sets(job: Job, _: int) -> Record:
-    """Store the digests of the texts of all test sets. Return the name, digest and number of texts of each file."""
+    """Store the digests of all test set texts. Return each file's name, digest and text count."""
     text_digests: set[int] = set()
     ngram_digests: set[int] = set()
     test_files = []
@@ -55,7 +56,7 @@ def reserve_test_sets(job: Job, _: int) -> Record:
 
 
 def _list_test_files(job: Job) -> list[Path]:
-    """Return the files of all test sets of the config."""
+    """Return the files of all test sets in the config."""
     test_files: list[Path] = []
     for path in job.config.evaluation_sets:
         test_files += evaluation_sets.list_files(Path(path))
@@ -63,9 +64,9 @@ def _list_test_files(job: Job) -> list[Path]:
 
 
 def choose_labelled_test_set(job: Job, partition: int) -> Record:
-    """Store the letters of a partition that several corpora contain, and choose the messages of the labelled test set.
+    """Store a partition's letters that several corpora contain, and choose messages for the labelled test set.
 
-    The label of a message is its corpus, so a message that several corpora contain cannot be labelled.
+    A message's label is its corpus, so messages in several corpora cannot be labelled.
     """
     letters_by_corpus: defaultdict[str, list[np.ndarray]] = defaultdict(list)
     candidates_of_parts = [np.empty(0, LETTERS_OF_PAIR)]
@@ -89,7 +90,7 @@ def choose_labelled_test_set(job: Job, partition: int) -> Record:
 
 
 def merge_reserved_digests(job: Job, _: int) -> Record:
-    """Merge the digests of each set into one sorted file. Return a digest of all sets."""
+    """Merge each set's digests into one sorted file. Return a digest of all sets."""
     file_names = [entry.name for entry in job.files.entries()]
     digest_of_sets = hashlib.sha256()
     for set_name in SETS:
@@ -104,11 +105,11 @@ def merge_reserved_digests(job: Job, _: int) -> Record:
 
 
 class ReservedText:
-    """Text that training text must not contain, as sets of 64-bit digests.
+    """Sets of 64-bit digests of the text that is reserved for evaluation.
 
     Args:
-        digests: name of a set of `SETS` -> its digests, sorted.
-        ngram_length: number of words of the n-grams that are compared, 0 for none.
+        digests: sorted digests by name of the set in `SETS`.
+        ngram_length: number of words per n-gram; 0: n-grams are not compared.
     """
 
     def __init__(self, digests: Mapping[str, np.ndarray], ngram_length: int):
@@ -116,10 +117,10 @@ class ReservedText:
         self.ngram_length = ngram_length if len(digests["overlap"]) else 0
 
     def find_reasons(self, keys: pa.Table) -> np.ndarray:
-        """Return why the text of each row is reserved, as an index in `REASONS`; 0 if it is not reserved, (rows,).
+        """Return the reason for reserving each row's text (rows,), as an index in `REASONS`; 0: not reserved.
 
         Args:
-            keys: table with the columns `casefolded`, `letters` and `ngrams` of `Keys`.
+            keys: table with the fields `casefolded`, `letters` and `ngrams` of `Keys` as columns.
         """
         reasons = np.zeros(len(keys), np.uint8)
         for reason, columns in _COLUMNS_OF_REASON.items():
@@ -129,15 +130,15 @@ class ReservedText:
         return reasons
 
     def contains(self, set_name: str, values: np.ndarray) -> np.ndarray:
-        """Return whether each digest is in a set of `SETS`, (values,)."""
+        """Return a mask of the digests (values,) that are in a set of `SETS`."""
         return _contains(self.digests[set_name], values)
 
 
-_reserved_text_of_process: dict[str, ReservedText] = {}  # all tasks of a process need the same digests
+_reserved_text_of_process: dict[str, ReservedText] = {}  # shared by all tasks of a process
 
 
 def load_reserved_text(job: Job) -> ReservedText:
-    """Return the text reserved for evaluation. A process loads it once for all its tasks."""
+    """Load the text reserved for evaluation, once per process."""
     key = f"{job.reserved_digest} {job.config.overlap}"
     if key not in _reserved_text_of_process:
         digests = {set_name: _open_digests(job.files, f"all_reserved/{set_name}") for set_name in SETS}
@@ -147,7 +148,8 @@ def load_reserved_text(job: Job) -> ReservedText:
 
 
 def _open_digests(files: Files, name: str) -> np.ndarray:
-    """Return the digests in a file. Local files are mapped, so that all processes of a machine share their memory."""
+    """Read the digests in a file. Local files are memory-mapped, so that all processes of a machine share the
+    memory."""
     if files.directory is None:
         return np.frombuffer(files.read(name), np.uint64)
     with pa.memory_map(str(files.directory / name)) as file:
@@ -155,7 +157,7 @@ def _open_digests(files: Files, name: str) -> np.ndarray:
 
 
 def _contains(sorted_digests: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return whether each value is among the digests, (values,)."""
+    """Return a mask of the values (values,) that are among the digests."""
     if not len(sorted_digests):
         return np.zeros(len(values), bool)
     positions = np.minimum(np.searchsorted(sorted_digests, values), len(sorted_digests) - 1)
@@ -163,7 +165,7 @@ def _contains(sorted_digests: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _contains_any(sorted_digests: np.ndarray, lists: pa.ChunkedArray) -> np.ndarray:
-    """Return whether any value of each list is among the digests, (lists,)."""
+    """Return a mask of the lists (lists,) with at least one value among the digests."""
     list_numbers = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())
     is_match = _contains(sorted_digests, flatten_lists(lists))
     contains_match = np.zeros(len(lists), bool)

@@ -1,6 +1,6 @@
-"""Phase write_tables: write the remaining rows, count all rows, and check that no training text is reserved.
+"""Phase write_tables: write the remaining rows, count all rows, and check training text for reserved text.
 
-tables/NUMBER/mono/de/web.parquet, …   the rows of a part for each table of its corpus
+tables/NUMBER/mono/de/web.parquet, …   rows of part NUMBER for each table of the part's corpus
 """
 
 from collections import Counter, defaultdict
@@ -31,20 +31,20 @@ LABELLED_TABLE = "labelled.parquet"
 
 
 def write_tables(job: Job, part_number: int) -> Record:
-    """Write the remaining rows of a part to their tables, and check the training tables for reserved text."""
+    """Write a part's remaining rows to tables, and check the training tables for reserved text."""
     part = job.parts[part_number]
     rows = job.read_table(f"staged/{part.name}", ("texts", "file", "document_line", "letters", "is_long"))
     reasons = np.frombuffer(job.files.read(f"reasons/{part.name}"), np.uint8)
     states = read_states(job, part_number, len(rows))
     if job.config.corpora[part.source_number].compares_documents:
-        states = states[find_documents(rows)]  # all rows of a document share the state of its first row
+        states = states[find_documents(rows)]  # a document's rows share the state of its first row
     counts: RowCounts = defaultdict(Counter)
     key_of_part = FileKey(part.corpus, part.languages[-1], part.kind, file="")
     for reason_number, reason in enumerate(REASONS[1:], start=1):
         _count_rows(counts, key_of_part, rows, reason, reasons == reason_number)
     tables_by_name: dict[str, pa.Table] = {}
     is_labelled = np.zeros((len(rows), 2), bool)
-    # The sides of a similar pair are new text, in contrast to those of a duplicate.
+    # The sides of a similar pair are new text, but the sides of a duplicate are not.
     is_duplicate = np.isin(states[:, WHOLE_ROW], (DUPLICATE, NEAR_DUPLICATE))
     for table_rows in select_table_rows(job, part, rows, reasons, is_duplicate):
         slot_states = states[:, table_rows.slot]
@@ -71,9 +71,9 @@ def write_tables(job: Job, part_number: int) -> Record:
 def _count_states(
     counts: RowCounts, part: Part, rows: pa.Table, table_rows: TableRows, slot_states: np.ndarray
 ) -> None:
-    """Count the rows that are selected for a table by their state."""
+    """Count a table's selected rows by state."""
     key_of_table = FileKey(part.corpus, table_rows.languages[-1], table_rows.kind, file="")
-    if table_rows.kind != part.kind:  # the rows were read for another table, so count them as input of this one, too
+    if table_rows.kind != part.kind:  # the rows were read for a different table, so also count them as read here
         _count_rows(counts, key_of_table, rows, "read", table_rows.is_selected)
     for state_number, state in enumerate(STATES):
         _count_rows(counts, key_of_table, rows, state, table_rows.is_selected & (slot_states == state_number))
@@ -82,27 +82,27 @@ def _count_states(
 def _count_rows(
     counts: RowCounts, key_without_file: FileKey, rows: pa.Table, outcome: str, is_selected: np.ndarray
 ) -> None:
-    """Count the selected rows of each file under an outcome, such as `duplicate`."""
+    """Add the selected rows of each file to the counts of an outcome, such as `duplicate`."""
     for file_count in pc.value_counts(rows["file"].filter(pa.array(is_selected))).to_pylist():
         file_key = key_without_file._replace(file=file_count["values"])
         counts[file_key][outcome] += file_count["counts"]
 
 
 def _make_table(rows: pa.Table, sides: list[int], is_written: np.ndarray) -> pa.Table:
-    """Return a table of the sides of the written rows, with the columns `text`, or `source` and `target`."""
+    """Return a table of the rows to write. Its columns are `text`, or `source` and `target`."""
     texts = rows["texts"].filter(pa.array(is_written))
     column_names = ["text"] if len(sides) == 1 else ["source", "target"]
     return pa.table([pc.list_element(texts, side) for side in sides], names=column_names)
 
 
 def _make_labelled_table(part: Part, pairs: pa.Table, reasons: np.ndarray, is_labelled: np.ndarray) -> pa.Table:
-    """Return the table of labelled text. The label of a text is its corpus.
+    """Return a table of labelled text. A text's label is its corpus.
 
     Args:
-        part: the part.
-        pairs: its staged rows.
-        reasons: (rows,) reasons to drop them, as indices in `REASONS`.
-        is_labelled: (rows, 2) whether each side is labelled text.
+        part: part that contains the pairs.
+        pairs: staged rows of the part.
+        reasons: reasons to drop the rows (rows,), as indices in `REASONS`.
+        is_labelled: mask of labelled sides (rows, 2).
     """
     row_numbers, sides = np.nonzero(is_labelled)  # in the order of `texts`
     texts = pc.list_flatten(pairs["texts"]).filter(pa.array(is_labelled.ravel()))
@@ -120,7 +120,7 @@ def check_leaks(table: pa.Table, path: str, reserved_text: ReservedText) -> None
     reasons = reserved_text.find_reasons(tables.make_table(pa.schema(KEY_COLUMNS), keys_of_rows))
     is_leak = reasons > 0
     if "split" in table.column_names:
-        # The labelled test set is reserved text itself, but it must not contain text of other evaluations.
+        # The labelled test set is itself reserved text, but must not contain text of other evaluations.
         is_test = pc.equal(table["split"], "test").to_numpy()
         is_own_text = is_test & (reasons >= REASONS.index("labelled"))
         is_leak &= ~is_own_text

@@ -100,7 +100,7 @@ def test_field_added_later_is_part_of_artifact_keys_only_if_it_is_set(config_cla
         (RegistrationConfig, {"metric": "classification/served"}, "metric: 'classification/served' is not a metric"),
         (RegistrationConfig, {"gate": {"retrieval/contrast": 0}}, "retrieval/contrast.*: .* give retrieval/served"),
         (RegistrationConfig, {"gate": {"retrieval/served": 5}}, "gate.retrieval/served: Input should be less than 1"),
-        (EvaluationConfig, {"merge": [0.5]}, r"merge needs a guard, .* set evaluation\.guard"),
+        (EvaluationConfig, {"merge": [0.5]}, r"merge needs a guard .* set evaluation\.guard"),
     ],
 )
 def test_value_that_a_stage_cannot_use_is_refused(config_class, values, message):

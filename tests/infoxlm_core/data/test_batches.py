@@ -214,7 +214,7 @@ def test_the_number_of_draws_of_a_pair_is_predicted_and_too_many_are_reported(tm
 def test_mixup_of_a_single_pair_is_refused(tmp_path):
     shards = open_shards(write_shards(tmp_path, {"only": 1}, ("de",)))
 
-    with pytest.raises(CorpusTooSmall, match="have=1 need=2"):
+    with pytest.raises(CorpusTooSmall, match="at least 2, but the shards contain 1"):
         Sampler(shards, tiny_config())
 
 

@@ -320,7 +320,7 @@ def test_few_invalid_lines_are_counted_and_many_refuse_the_file(tmp_path):
 
     with (tmp_path / "m.txt").open("ab") as file:
         file.write(b"kaputt \xff\n" * 4)
-    with pytest.raises(EncodingError, match=r"m\.txt:9994:8: .* 11 of 10004"):
+    with pytest.raises(EncodingError, match=r"m\.txt:9994:8: .* \(11 of 10004 lines"):
         prepare(tmp_path, *corpora)
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -338,9 +338,9 @@ def test_file_in_another_language_than_the_config_says_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "fields", "message"),
     [
-        ("", {}, r"have=0 need=1"),
-        ("Same text\tSame text\n", {}, r"have=0 need=1"),
-        ("one column only\n" * 9, {}, r"corpus b: none of its 9 rows .* \(have=0 need=1; missing_column 9"),
+        ("", {}, r"is empty: replace it"),
+        ("Same text\tSame text\n", {}, r"none of its 1 rows can be used \(untranslated 1\)"),
+        ("one column only\n" * 9, {}, r"corpus b: none of its 9 rows .* \(missing_column 9"),
         ("Open it\tÖffne es\n", {"held_out_share": 1e-6}, r"held_out_share \(1e-06\) holds out none of 145 pairs"),
     ],
 )
