@@ -54,7 +54,7 @@ def shorten_codes(codes: Iterable[str]) -> dict[str, str]:
     """Return a mapping from a test set's codes to their short names in reports.
 
     A short name has two letters where possible. If a language has several variants, only the variant that
-        `choose_codes` selects gets the short name: `zho_Hans` becomes `zh`, and `zho_Hant` keeps its code.
+    `choose_codes` selects gets the short name: `zho_Hans` becomes `zh`, and `zho_Hant` keeps its code.
     """
     names: dict[str, str] = {}
     first_variants: dict[str, str] = {}

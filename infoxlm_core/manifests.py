@@ -89,11 +89,7 @@ def digest_files(path: Path) -> str:
         InputError: a directory cannot be listed.
     """
     paths = [path] if path.is_file() else user_files.list_tree(path)
-    digests = {}
-    for file in paths:
-        if file.is_file():
-            digests[str(file.relative_to(path))] = file_sha256(file)
-    return digest(digests)
+    return digest({str(file.relative_to(path)): file_sha256(file) for file in paths if file.is_file()})
 
 
 @cache

@@ -323,9 +323,7 @@ def _list_trial_settings(run: RunConfig) -> dict[str, Any]:
     All trials together form one pipeline parameter, and its size is limited.
     """
     values = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    settings: dict[str, Any] = {}
-    for name in ("pretraining", "finetuning", "evaluation"):
-        settings[name] = values.get(name, {})
+    settings = {name: values.get(name, {}) for name in ("pretraining", "finetuning", "evaluation")}
     settings["pretraining"]["seed"] = run.pretraining.seed
     if "translation" in values:
         settings["translation"] = values["translation"]

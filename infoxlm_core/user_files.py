@@ -114,8 +114,7 @@ def list_tree(directory: Path) -> list[Path]:
     for parent, directory_names, file_names in os.walk(directory, onerror=errors.append):
         paths += [Path(parent, name) for name in (*directory_names, *file_names)]
     for error in errors:
-        was_removed = isinstance(error, FileNotFoundError)  # by another process
-        if not was_removed:
+        if not isinstance(error, FileNotFoundError):  # another process may have removed the directory
             raise translate_error(error, directory) or error
     return sorted(paths)
 

@@ -39,11 +39,8 @@ def list_settings(
         default = field.get_default(call_default_factory=True) if defaults is None else getattr(defaults, name)
         inner_config = _find_inner_config(field.annotation)
         if inner_config is None or field.description:
-            default_text = "required"
-            if default is not PydanticUndefined:
-                default_text = json.dumps(to_jsonable_python(default))
-            meaning = _join_lines(field.description)
-            yield Setting(prefix + name, _describe_type(field), default_text, meaning)
+            default_text = "required" if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
+            yield Setting(prefix + name, _describe_type(field), default_text, _join_lines(field.description))
         if inner_config is not None:
             inner_prefix = f"{prefix}{name}{_find_suffix(field.annotation)}."
             inner_defaults = default if isinstance(default, StageConfig) else None

@@ -129,11 +129,8 @@ def _read_pivot_texts(
     catalog = _choose_catalog(files, name_by_locale, pivot)
     if catalog.rank > LAST_MAIN_RANK:  # a regional variant, such as en_AU, has its own spelling
         return {}
-    texts = {}
-    for message in catalog.messages:
-        if _find_reason_to_skip(message) is None:
-            texts[message.msgctxt, message.msgid] = message.msgstr
-    return texts
+    messages = [message for message in catalog.messages if _find_reason_to_skip(message) is None]
+    return {(message.msgctxt, message.msgid): message.msgstr for message in messages}
 
 
 def _choose_catalog(files: _CatalogFiles, name_by_locale: dict[str, str], language: str) -> _Catalog:

@@ -51,14 +51,10 @@ def list_datasets(
     lines_of_corpus = _sum_lines(counts_of_files)
     datasets = []
     for corpus, digests in sorted(digests_of_corpus.items()):
-        dataset = Dataset(
-            name=corpus,
-            digest=manifests.digest(digests).removeprefix("sha256:"),
-            held_out=corpus not in training_corpora,
-            languages=tuple(sorted(languages_of_corpus[corpus])),
-            lines=lines_of_corpus.get(corpus, {}),
-        )
-        datasets.append(dataset)
+        digest = manifests.digest(digests).removeprefix("sha256:")
+        languages = tuple(sorted(languages_of_corpus[corpus]))
+        is_held_out = corpus not in training_corpora
+        datasets.append(Dataset(corpus, digest, is_held_out, languages, lines_of_corpus.get(corpus, {})))
     return datasets
 
 

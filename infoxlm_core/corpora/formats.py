@@ -173,7 +173,7 @@ def _read_json_texts(path: Path, field: str) -> Iterator[Line]:
     """Yield the text and line number of each document in a JSON Lines file.
 
     The field is `content` in OSCAR, and `text` in other corpora. Sources: `Document` in the crate oscar-io (OSCAR 22.01
-        and 23.01), and MADLAD-400's files data-v1p5/*/*.jsonl.gz.
+    and 23.01), and MADLAD-400's files data-v1p5/*/*.jsonl.gz.
     """
     for line in lines.read_lines(path):
         if line.dropped:
@@ -419,9 +419,8 @@ def _make_pairs(corpus: LocalCorpus, text_by_language: Mapping[str, str], number
         return
     for language in corpus.languages:
         if language != pivot and language in text_by_language:
-            yield Row(
-                (pivot, language), (text_by_language[pivot], text_by_language[language]), corpus.paths[0].name, number
-            )
+            texts = (text_by_language[pivot], text_by_language[language])
+            yield Row((pivot, language), texts, corpus.paths[0].name, number)
 
 
 def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:

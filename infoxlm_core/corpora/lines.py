@@ -122,7 +122,8 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
             if not content:
                 return
             if len(content) == MAX_LINE and not content.endswith(b"\n"):
-                _skip_rest_of_line(file)
+                while content and not content.endswith(b"\n"):  # skip the rest of the line
+                    content = file.readline(MAX_LINE)
                 yield Line(number, "", "too_long")
                 continue
             content = content.removesuffix(b"\n").removesuffix(b"\r")
@@ -133,14 +134,6 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
             except UnicodeDecodeError as error:
                 line = Line(number, f"{path}:{number}:{error.start + 1}", "invalid_utf8")
             yield line
-
-
-def _skip_rest_of_line(file: IO[bytes]) -> None:
-    """Read to the end of a line without loading the line into memory."""
-    while True:
-        content = file.readline(MAX_LINE)
-        if not content or content.endswith(b"\n"):
-            return
 
 
 def read_valid_texts(path: Path) -> Iterator[str]:

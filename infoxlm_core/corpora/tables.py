@@ -159,8 +159,6 @@ def make_text_schema(*columns: str) -> pa.Schema:
 
 def make_table(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
     """Return a table of the rows, of which there must be at least one."""
-    values_of_columns = zip(*rows, strict=True)
-    columns = []
-    for values, schema_field in zip(values_of_columns, schema, strict=True):
-        columns.append(pa.array(values, schema_field.type))
-    return pa.table(columns, schema=schema)
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)

@@ -5,7 +5,7 @@ packed separately, because they are the input of the key encoder.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,12 +61,9 @@ class PackedBatch:
         """Move the batch's tensors to a device."""
         if self.ids.device.type == torch.device(device).type:
             return self
-        moved_tensors: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                moved_tensors[field.name] = value.pin_memory().to(device, non_blocking=True)
-        return replace(self, **moved_tensors)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}
+        return replace(self, **moved)
 
     def pad_for_gpu(self, multiple: int, pad_id: int) -> "PackedBatch":
         """Pad the batch, because GPU kernels are fastest at certain numbers of tokens.

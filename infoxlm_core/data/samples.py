@@ -246,10 +246,7 @@ class Sampler(StepSampler):
             "in %d steps a pair of %s is drawn %.3g times, a pair of %s %.3g times",
             steps, most_frequent, counts_by_corpus[most_frequent], rarest, counts_by_corpus[rarest],
         )  # fmt: skip
-        drawn_too_often = []
-        for corpus in drawn_corpora:
-            if counts_by_corpus[corpus] > MAX_DRAWS:
-                drawn_too_often.append(f"{corpus} ({counts_by_corpus[corpus]:.0f})")
+        drawn_too_often = [f"{name} ({count:.0f})" for name, count in counts_by_corpus.items() if count > MAX_DRAWS]
         if drawn_too_often:
             logger.warning(
                 "each pair of these corpora is drawn more than %d times: %s. Add text, lower batches.alpha or "
@@ -363,9 +360,7 @@ class Sampler(StepSampler):
 def _look_up_sentence_ids(window: Window[Pairs], table_ids: np.ndarray, rows: np.ndarray) -> _DrawnPairs:
     """Look up the sentence ids of pairs by table and row."""
     parts, rows_in_parts = window.locate(table_ids, rows)
-    sentence_ids = []
-    for pairs, row in zip(parts, rows_in_parts.tolist(), strict=True):
-        sentence_ids.append(pairs.sentence_ids.item(row))
+    sentence_ids = [pairs.sentence_ids.item(row) for pairs, row in zip(parts, rows_in_parts.tolist(), strict=True)]
     return _DrawnPairs(table_ids, rows, np.array(sentence_ids, np.int64))
 
 

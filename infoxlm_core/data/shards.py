@@ -236,10 +236,9 @@ def open_shards(directory: Path, source: PartSource | None = None) -> Shards:
                 f"ids: {REMEDY}"
             )
         part_counts = np.array(table["parts"], np.int64).reshape(-1, 3)  # rows, tokens and blocks of each part
-        row_counts = part_counts[:, 0]
-        block_counts = part_counts[:, 2]
+        stored_table = StoredTable(name, row_counts=part_counts[:, 0], block_counts=part_counts[:, 2], reader=reader)
         kind, language, _ = name.split("/")
-        tables[kind].setdefault(language, []).append(StoredTable(name, row_counts, block_counts, reader))
+        tables[kind].setdefault(language, []).append(stored_table)
     if not tables["mono"] and not tables["pairs"]:
         raise CorpusTooSmall(f"{directory} contains no text: tokenize a different corpus")
     return Shards(tables["mono"], tables["pairs"], tables["held_out"], manifest, directory)

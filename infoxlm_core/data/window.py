@@ -21,7 +21,7 @@ from infoxlm_core.data.shards import StoredTable
 
 T = TypeVar("T")
 MIN_PARTS = 4  # smallest number of parts in a table's window
-_RATE_UNIT = 1 << 20  # rates are integer multiples of 1 / _RATE_UNIT parts, so that they are the same on all machines
+_RATE_DENOMINATOR = 1 << 20  # rates in parts per step are fractions, so that they are the same on all machines
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class MovingWindow(Generic[T]):
         widths = _choose_widths(part_counts, table_bytes, draws, window_bytes)
         parts_per_step = draws * part_counts / np.maximum(table_samples, 1)
         has_all_parts = widths == part_counts  # (tables,) windows that do not move
-        self._rates = np.where(has_all_parts, 0, np.rint(_RATE_UNIT * parts_per_step)).astype(np.int64)
+        rate_numerators = np.where(has_all_parts, 0, np.rint(_RATE_DENOMINATOR * parts_per_step))
+        self._rate_numerators = rate_numerators.astype(np.int64)
         self._positions = np.full(len(tables), -1)  # before the first step
         self._table_windows: list[_TableWindow[T]] = []
         for table, counts, width in zip(tables, sample_counts, widths.tolist(), strict=True):
@@ -81,7 +82,7 @@ class MovingWindow(Generic[T]):
     def move_to(self, step: int) -> Window[T]:
         """Return a step's window. Raise DataCorrupt if a newly read part is damaged."""
         with self._lock:
-            positions = step * self._rates // _RATE_UNIT  # (tables,)
+            positions = step * self._rate_numerators // _RATE_DENOMINATOR  # (tables,)
             moved_tables = np.flatnonzero(positions != self._positions).tolist()
             if moved_tables:
                 # Announce the parts of all tables before reading any, so that all parts are downloaded in parallel.
@@ -89,17 +90,13 @@ class MovingWindow(Generic[T]):
                     self._table_windows[table].announce_parts(int(positions[table]))
                 for table in moved_tables:
                     self._table_windows[table].read_parts(int(positions[table]))
-                self._window = self._join_tables()
+                self._window = Window(
+                    np.array([window.row_count for window in self._table_windows], np.int64),
+                    [window.first_rows for window in self._table_windows],
+                    [window.parts for window in self._table_windows],
+                )
                 self._positions = positions
             return self._window
-
-    def _join_tables(self) -> Window[T]:
-        """Combine the current windows of all tables."""
-        return Window(
-            np.array([window.row_count for window in self._table_windows], np.int64),
-            [window.first_rows for window in self._table_windows],
-            [window.parts for window in self._table_windows],
-        )
 
 
 class _TableWindow(Generic[T]):

@@ -91,8 +91,8 @@ def _select_labelled_sides(
     no label.
 
     Known limitation: sides are compared before duplicate pairs are known. A pair may be too short for a label, while a
-        later duplicate is long enough because of additional punctuation. The duplicate is dropped with its sides, but
-        these sides still count as the first occurrence of their text.
+    later duplicate is long enough because of additional punctuation. The duplicate is dropped with its sides, but these
+    sides still count as the first occurrence of their text.
     """
     side_letters = flatten_lists(pairs["letters"]).reshape(-1, 2)
     is_long_training = is_training & pairs["is_long"].to_numpy()
@@ -224,9 +224,9 @@ def _find_group_starts(starts_group: np.ndarray) -> np.ndarray:
 
 def find_duplicates(job: Job, partition: int) -> Record:
     """Write the slots of a partition's duplicates. Among entries with equal keys, the first in input order is kept."""
-    entries_of_parts = []
-    for part in job.parts:
-        entries_of_parts.append(job.read_slice(f"keys/{part.name}", _ENTRY, partition, job.partition_count))
+    entries_of_parts = [
+        job.read_slice(f"keys/{part.name}", _ENTRY, partition, job.partition_count) for part in job.parts
+    ]
     entries = np.concatenate([np.empty(0, _ENTRY), *entries_of_parts])
     entry_counts = np.array([len(part_entries) for part_entries in entries_of_parts], np.int64)
     part_numbers = np.repeat(np.arange(len(job.parts)), entry_counts)

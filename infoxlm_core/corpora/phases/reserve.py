@@ -39,8 +39,9 @@ def reserve_test_sets(job: Job, _: int) -> Record:
     """Store the digests of all test set texts. Return each file's name, digest and text count."""
     text_digests: set[int] = set()
     ngram_digests: set[int] = set()
+    paths = [file for path in job.config.evaluation_sets for file in evaluation_sets.list_files(Path(path))]
     test_files = []
-    for path in _list_test_files(job):
+    for path in paths:
         text_count = 0
         for text in evaluation_sets.read_texts(path):
             text_count += 1
@@ -53,14 +54,6 @@ def reserve_test_sets(job: Job, _: int) -> Record:
     job.files.put("reserved/evaluation_set/tests", np.array(sorted(text_digests), np.uint64).tobytes())
     job.files.put("reserved/overlap/tests", np.array(sorted(ngram_digests), np.uint64).tobytes())
     return {"test_files": test_files}
-
-
-def _list_test_files(job: Job) -> list[Path]:
-    """Return the files of all test sets in the config."""
-    test_files: list[Path] = []
-    for path in job.config.evaluation_sets:
-        test_files += evaluation_sets.list_files(Path(path))
-    return test_files
 
 
 def choose_labelled_test_set(job: Job, partition: int) -> Record:
