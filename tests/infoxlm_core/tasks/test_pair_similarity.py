@@ -38,9 +38,11 @@ def test_pairs_below_the_minimum_are_dropped_with_any_number_of_workers(tmp_path
     encoder = save_encoder(tmp_path / "encoder", "e5")
     sources, targets = zip(*PAIRS, strict=True)
     cosines = torch.cosine_similarity(embed_sentences(encoder, sources), embed_sentences(encoder, targets)).numpy()
-    lowest_cosines = np.sort(cosines)[:22]
-    assert lowest_cosines[21] - lowest_cosines[20] > 1e-5  # so that rounding does not decide
-    minimum = float(lowest_cosines[20] + lowest_cosines[21]) / 2
+    # The toy tokenizer is trained anew and varies. The minimum is in the widest gap, so that rounding does not decide.
+    sorted_cosines = np.sort(cosines)
+    dropped_count = 16 + int(np.diff(sorted_cosines)[15:30].argmax())
+    assert sorted_cosines[dropped_count] - sorted_cosines[dropped_count - 1] > 1e-5
+    minimum = float(sorted_cosines[dropped_count - 1] + sorted_cosines[dropped_count]) / 2
     config = PreparationConfig.parse({
         "languages": ["en", "de"], "held_out": ["test"],
         "cleaning": {"similarity": {"encoder": str(encoder), "minimum": minimum}},
@@ -57,7 +59,9 @@ def test_pairs_below_the_minimum_are_dropped_with_any_number_of_workers(tmp_path
     rows = pq.read_table(tmp_path / "local/pairs/en-de/web.parquet").to_pylist()
     expected_pairs = [pair for pair, cosine in zip(PAIRS, cosines, strict=True) if cosine > minimum]
     assert [tuple(row.values()) for row in rows] == expected_pairs
-    assert report["totals"]["pairs"] == {"kept": 39, "not_similar": 21, "read": 60}
+    assert report["totals"]["pairs"] == {
+        "kept": len(PAIRS) - dropped_count, "not_similar": dropped_count, "read": len(PAIRS)
+    }  # fmt: skip
     assert report["totals"]["held_out"] == {"kept": 40, "read": 40}  # the encoder does not choose the test
     assert report_of_workers == report
     for name in OUTPUTS:
