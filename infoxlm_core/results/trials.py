@@ -92,14 +92,16 @@ def plan(config: SuiteConfig) -> list[PlannedTrial]:
     for task, suite_task in config.tasks.items():
         _check_grid_and_seeds(task, suite_task)
         grid_points = _list_grid_points(suite_task)
-        for (model, source), grid, seed in itertools.product(config.models.items(), grid_points, suite_task.seeds):
+        for (model, source), grid_point, seed in itertools.product(
+            config.models.items(), grid_points, suite_task.seeds
+        ):
             name = f"{model} {task}"
-            if grid:
-                name += f" {describe_grid_point(grid)}"
+            if grid_point:
+                name += f" {describe_grid_point(grid_point)}"
             if task_of(suite_task.settings).is_finetuned:
                 name += f" seed {seed}"
-            trial = Trial(name, model, seed, task, grid)
-            planned_trials.append(PlannedTrial(trial, source, apply_grid_point(task, suite_task, grid, seed)))
+            trial = Trial(name, model, seed, task, grid_point)
+            planned_trials.append(PlannedTrial(trial, source, apply_grid_point(task, suite_task, grid_point, seed)))
     return planned_trials
 
 

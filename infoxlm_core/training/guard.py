@@ -41,13 +41,13 @@ class Guard:
     """Decides whether a training step is bad by comparing it with earlier steps."""
 
     deviations: float = 0.0  # spike threshold in standard deviations; 0: only non-finite steps are bad
-    recent: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    window_by_kind: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Mapping from step kind to the losses and gradient norms of recent finite steps. Spikes are clipped."""
-    diverged_in_a_row: int = 0
+    consecutive_diverged_steps: int = 0
     """Number of consecutive steps, up to the last step, whose loss was not finite or exceeded twice its limit."""
     skips: Skips = field(default_factory=list)  # pairs of a step and the number of positions skipped before the step
     rewinds: int = 0
-    furthest: int = 0  # largest step before any rewind; steps up to this step are repeated
+    last_step_reached: int = 0  # largest step before any rewind; steps up to this step are repeated
 
     def check_step(self, kind: str, loss: float, gradient_norm: float, is_finite: bool) -> str:
         """Compare a step with earlier steps. Return the reason if the step is bad, or "" if it is good.
@@ -59,12 +59,12 @@ class Guard:
             is_finite: whether all losses and gradients are finite.
         """
         if not is_finite:
-            self.diverged_in_a_row += 1
+            self.consecutive_diverged_steps += 1
             return f"not all numbers are finite (loss {loss:.4g}, gradient norm {gradient_norm:.4g})"
         if not self.deviations:
-            self.diverged_in_a_row = 0
+            self.consecutive_diverged_steps = 0
             return ""
-        window = self.recent.setdefault(kind, [])
+        window = self.window_by_kind.setdefault(kind, [])
         loss_limit = math.inf
         norm_limit = math.inf
         if len(window) >= MIN_WINDOW:
@@ -73,9 +73,9 @@ class Guard:
         window.append((min(loss, loss_limit), min(gradient_norm, norm_limit)))
         del window[:-WINDOW]
         if loss > DIVERGENCE_FACTOR * loss_limit:
-            self.diverged_in_a_row += 1
+            self.consecutive_diverged_steps += 1
         else:
-            self.diverged_in_a_row = 0
+            self.consecutive_diverged_steps = 0
         if loss > loss_limit:
             return f"loss {loss:.4g} is above {loss_limit:.4g}"
         if gradient_norm > norm_limit:
@@ -99,39 +99,39 @@ class Guard:
         first_position = saved_step + sum(count for _, count in earlier_skips)
         end_position = last_step + self.skipped_positions(last_step)
         self.skips = [*earlier_skips, (saved_step, end_position - first_position)]
-        self.recent = saved_guard.recent
-        self.diverged_in_a_row = 0
+        self.window_by_kind = saved_guard.window_by_kind
+        self.consecutive_diverged_steps = 0
         self.rewinds += 1
-        self.furthest = max(self.furthest, last_step)
+        self.last_step_reached = max(self.last_step_reached, last_step)
 
     def metrics(self, step: int) -> dict[str, float]:
         """Return `rewinds`, the number of rewinds, if any, and `repeated` if a rewind caused this step to repeat."""
         metrics = {"rewinds": float(self.rewinds)} if self.rewinds else {}
-        if step <= self.furthest:
+        if step <= self.last_step_reached:
             metrics["repeated"] = 1.0
         return metrics
 
     def state(self) -> dict[str, Any]:
         """Return the state that a checkpoint stores as JSON.
 
-        JSON stores floats exactly, so the restored state is identical. `diverged_in_a_row` is omitted, because it is 0
-        in every checkpoint from which training continues.
+        JSON stores floats exactly, so the restored state is identical. `consecutive_diverged_steps` is omitted, because
+        it is 0 in every checkpoint from which training continues.
         """
         return {
-            "recent": {kind: list(window) for kind, window in self.recent.items()},
+            "recent": {kind: list(window) for kind, window in self.window_by_kind.items()},
             "skips": list(self.skips),
             "rewinds": self.rewinds,
-            "furthest": self.furthest,
+            "furthest": self.last_step_reached,
         }
 
     @classmethod
     def from_state(cls, deviations: float, state: Mapping[str, Any]) -> "Guard":
         """Restore a guard from the state in a checkpoint."""
-        recent = {}
+        window_by_kind = {}
         for kind, window in state.get("recent", {}).items():  # missing in older checkpoints
-            recent[kind] = [(loss, norm) for loss, norm in window]
+            window_by_kind[kind] = [(loss, norm) for loss, norm in window]
         skips = [(step, count) for step, count in state["skips"]]
-        return cls(deviations, recent, 0, skips, state["rewinds"], state["furthest"])
+        return cls(deviations, window_by_kind, 0, skips, state["rewinds"], state["furthest"])
 
 
 def upper_limit(values: Sequence[float], deviations: float) -> float:

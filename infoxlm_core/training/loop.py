@@ -81,7 +81,7 @@ def train(
                     tracker.log(progress.step, metrics | speed)
 
             # Training does not recover by itself after several consecutive diverged steps.
-            if progress.guard.diverged_in_a_row >= config.max_bad_steps:
+            if progress.guard.consecutive_diverged_steps >= config.max_bad_steps:
                 run.rewind(guard.rewinds)
                 preparer.prepare(progress.step)
             else:
@@ -150,7 +150,7 @@ class _Run:
         """
         step = self.progress.step
         guard = self.progress.guard  # `restore` replaces `progress.guard` by the checkpoint's guard
-        bad_steps = f"{guard.diverged_in_a_row} steps in a row up to step {step}"
+        bad_steps = f"{guard.consecutive_diverged_steps} steps in a row up to step {step}"
         distributed.on_first(self.checkpoints.finish_save)
         checkpoint = None
         if guard.rewinds < max_rewinds:
@@ -185,7 +185,7 @@ class _Run:
             self.compare_workers()
         # Do not save during divergence, because new checkpoints would displace good checkpoints.
         self.is_save_due = self.is_save_due or step % self.checkpoints.every == 0 or is_stopping
-        if is_last_step or (self.is_save_due and self.progress.guard.diverged_in_a_row == 0):
+        if is_last_step or (self.is_save_due and self.progress.guard.consecutive_diverged_steps == 0):
             self.save(metrics, is_last_save=is_stopping or is_last_step)
             self.is_save_due = False
         if is_stopping and not self.is_save_due:

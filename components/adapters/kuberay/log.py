@@ -51,7 +51,7 @@ class JobLog:
                 logger.warning("the log of rayjob/%s cannot be shown: %s", self._name, error)
                 return
             self._job_ended.wait(_RECONNECT_SECONDS)
-            if self._job_ended.is_set():
+            if self._job_ended.is_set():  # then the wait above returned at once
                 self._closed.wait(_LAST_RECONNECT_SECONDS)
 
     def _print_newest_log(self) -> bool:

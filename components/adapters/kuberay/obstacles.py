@@ -37,11 +37,11 @@ class ObstacleWatch:
         self._jobs = jobs
         self._last_check = time.monotonic()
         self._obstacle: Obstacle | None = None
-        self._num_permanent_checks = 0  # consecutive checks that found a permanent obstacle
+        self._consecutive_permanent_checks = 0  # since the last check without a permanent obstacle
         self._partly_scheduled_since: float | None = None
 
     def check(self, job: Job) -> None:
-        """Look for a job's obstacle and log a new one. Do nothing if the last check was recent."""
+        """Check what keeps a job waiting, and log a new obstacle. Do nothing soon after the last check."""
         current_time = time.monotonic()
         if current_time - self._last_check <= _POLL_SECONDS:
             return
@@ -51,7 +51,7 @@ class ObstacleWatch:
             logger.info("rayjob/%s waits: %s", job["metadata"]["name"], obstacle.message)
         self._obstacle = obstacle
         is_permanent = obstacle is not None and obstacle.is_permanent
-        self._num_permanent_checks = self._num_permanent_checks + 1 if is_permanent else 0
+        self._consecutive_permanent_checks = self._consecutive_permanent_checks + 1 if is_permanent else 0
         if obstacle is None or not obstacle.is_partly_scheduled:
             self._partly_scheduled_since = None
         elif self._partly_scheduled_since is None:
@@ -67,7 +67,7 @@ class ObstacleWatch:
 
     def get_permanent(self) -> Obstacle | None:
         """Return a permanent obstacle after two consecutive checks, else None. A single event may be outdated."""
-        return self._obstacle if self._num_permanent_checks > 1 else None
+        return self._obstacle if self._consecutive_permanent_checks > 1 else None
 
     def get_partly_scheduled(self, seconds: float) -> Obstacle | None:
         """Return the obstacle if only some of the job's pods have had a node for at least `seconds`, else None."""

@@ -28,7 +28,7 @@ def test_a_loss_far_above_the_last_ones_is_bad_and_enters_the_window_as_its_limi
     reasons = judge_losses(watch, [*make_healthy_losses(WINDOW + 72), 5.3, 5.4])
 
     assert reasons == [""] * (WINDOW + 73) + ["loss 5.4 is above 5.379"]
-    window = watch.recent[""]
+    window = watch.window_by_kind[""]
     assert len(window) == WINDOW
     assert [loss for loss, _ in window[-2:]] == pytest.approx([5.3, 5.379], abs=5e-4)
 
@@ -65,7 +65,7 @@ def test_a_lasting_rise_or_single_spikes_of_the_gradient_norm_do_not_end_a_train
 
     for loss, level in zip(make_healthy_losses(600), levels, strict=True):
         bad_steps += watch.check_step("", loss, level * rng.gauss(1, 0.01), True) != ""
-        assert watch.diverged_in_a_row == 0
+        assert watch.consecutive_diverged_steps == 0
 
     assert 0 < bad_steps <= most_bad_steps
 
@@ -78,7 +78,7 @@ def test_a_lasting_rise_of_the_loss_to_less_than_twice_its_limit_is_accepted():
     for step in range(200):
         [reason] = judge_losses(watch, [9.0 + 0.1 * (step % 2)])
         bad_steps += reason != ""
-        assert watch.diverged_in_a_row == 0
+        assert watch.consecutive_diverged_steps == 0
 
     assert 3 < bad_steps < 30
 
@@ -109,7 +109,7 @@ def test_diverged_steps_are_counted_until_the_next_other_step(deviations, expect
 
     for loss, norm, is_finite in [(5, 0.5, False), (11, 0.5, True), (5, 0.5, False), (9, 50, True), (5, 0.5, False)]:
         watch.check_step("", loss, norm, is_finite)
-        counts.append(watch.diverged_in_a_row)
+        counts.append(watch.consecutive_diverged_steps)
 
     assert counts == expected_counts
 

@@ -189,4 +189,4 @@ def test_a_bad_step_changes_neither_weights_nor_key_encoder_nor_queue(tiny_shard
     after = named_tensors(learner, adam)
     for name, tensor in before.items():
         assert torch.equal(after[name], tensor), name
-    assert (progress.step, progress.updates, progress.guard.diverged_in_a_row) == (3, 1, 2)
+    assert (progress.step, progress.updates, progress.guard.consecutive_diverged_steps) == (3, 1, 2)
