@@ -95,7 +95,7 @@ def measure_step(name: str, objective: str, shape: str, fastest_product: float) 
     learner = make_learner(name, objective)
     batch = make_batch(objective, shape).to("cuda")
     seconds = median_seconds(lambda: learner.take_step(batch))
-    flops_per_second = learner._flops(batch) / seconds
+    flops_per_second = learner._count_flops(batch) / seconds
     device_peak = find_peak_flops(torch.cuda.get_device_name())
     return {
         "tokens": batch.tokens, "ms": seconds * 1e3, "ktok/s": batch.tokens / seconds / 1e3,

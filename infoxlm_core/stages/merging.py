@@ -64,7 +64,7 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
     encoder_manifest = manifests.load_if_ours(encoder)
     if encoder_manifest:  # the merged encoder was trained on the same text
         merged_facts |= encoder_manifest["facts"]
-        inputs |= encoder_manifest["inputs"]
+        inputs |= encoder_manifest.get("inputs", {})
         inputs["encoder"] = encoder_manifest["digest"]
     start_manifest = manifests.load_if_ours(start)
     if start_manifest:

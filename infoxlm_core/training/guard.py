@@ -8,8 +8,8 @@ The window contains the last 128 finite steps. Spikes enter the window clipped t
 hardly raises the limit, but a lasting rise raises the limit step by step until the rise is accepted. If only good steps
 entered the window, all steps after a lasting rise would be bad.
 
-Training has diverged and cannot recover if several consecutive steps have a loss that is not finite or exceeds twice
-the limit. Smaller spikes do not count: with `contrast.momentum_schedule: refresh`, the loss of a healthy run jumps and
+Training has diverged and cannot recover if several consecutive steps are not finite, or have a loss above twice the
+limit. Smaller spikes do not count: with `contrast.momentum_schedule: refresh`, the loss of a healthy run jumps and
 stays high whenever the key encoder becomes a copy of the query encoder. After divergence, training rewinds to an
 earlier checkpoint and skips the data since then. Schedules follow the step number, which then differs from the position
 in the data:
@@ -44,7 +44,7 @@ class Guard:
     window_by_kind: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Mapping from step kind to the losses and gradient norms of recent finite steps. Spikes are clipped."""
     consecutive_diverged_steps: int = 0
-    """Number of consecutive steps, up to the last step, whose loss was not finite or exceeded twice its limit."""
+    """Number of consecutive steps, up to the last step, that were not finite or had a loss above twice its limit."""
     skips: Skips = field(default_factory=list)  # pairs of a step and the number of positions skipped before the step
     rewinds: int = 0
     last_step_reached: int = 0  # largest step before any rewind; steps up to this step are repeated

@@ -105,7 +105,7 @@ def test_reference_is_the_first_variant_of_the_plan_and_questions_are_paired(sto
 
     result = CliRunner().invoke(app, ["compare", "--store", str(store)])
 
-    assert "minus the metric of first with" in result.stdout
+    assert "minus that of first with" in result.stdout
     table = result.stdout.split("## Differences over the questions")[1].split("##")[0]
     [row] = [line for line in table.splitlines() if line.startswith("| second")]
     _, _, cell, _ = row.split("|")  # only retrieval, because perplexity is no share of correct answers

@@ -99,7 +99,7 @@ def test_failed_trial_is_named_and_the_others_are_in_the_table(finished):
         f"report      {only(finished.store, 'suite/*')}/suite.html",
     ):
         assert text in process.stdout
-    table_of_riddles = process.stdout.split("riddles: F1")[1].splitlines()
+    table_of_riddles = process.stdout.split("## Riddles")[1].splitlines()
     assert "1, last step" in next(line for line in table_of_riddles if line.startswith("| toy "))
 
 

@@ -222,7 +222,7 @@ def open_client(uri: str, quick: bool = False) -> Iterator[Any]:
         # until it raises RecursionError.
         raise InputError(
             f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
-        ) from None
+        ) from (None if isinstance(error, RecursionError) else error)  # not a thousand repeated frames
 
 
 def _to_infoxlm_error(error: Exception, uri: str) -> InfoXLMError:
