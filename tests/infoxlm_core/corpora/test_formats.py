@@ -288,7 +288,7 @@ MADLAD = '{"text": "Erste Zeile\\\\nZweite Zeile"}\n'
     ("name", "content", "field"),
     [
         ("de_part_1.jsonl.zst", zstandard.compress(OSCAR.encode()), "content"),
-        ("de_clean_0000.jsonl.gz", gzip.compress(MADLAD.encode()), "text"),
+        ("de_clean_0000.jsonl.gz", gzip.compress(MADLAD.encode(), mtime=0), "text"),
     ],
 )
 def test_each_line_of_a_published_document_is_a_row(tmp_path, name, content, field):

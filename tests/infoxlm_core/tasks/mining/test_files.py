@@ -63,7 +63,7 @@ def test_mined_pairs_can_calibrate_in_either_direction(tmp_path, name):
     ("name", "content"),
     [
         ("pairs.jsonl", b'{"translation": {"de": "Text", "en": "text"}}\n'),
-        ("pairs.tsv.gz", gzip.compress(b"text\tText\n\tone side\n")),
+        ("pairs.tsv.gz", gzip.compress(b"text\tText\n\tone side\n", mtime=0)),
     ],
 )
 def test_calibration_pairs_have_any_corpus_format(tmp_path, name, content):
