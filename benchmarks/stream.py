@@ -103,6 +103,9 @@ def main(folder: Path) -> None:
         os.environ |= s3.environment(url)
         s3.bucket(url, "models")
         measure_first_batch(folder)
+        # With six sequences per part, a step of eight sequences uses as many parts as a step of the config `base`.
+        shards = write_shards(folder / "small", 6 * BLOCK_TOKENS, parts=1000)
+        upload(shards)
         os.environ["AWS_ENDPOINT_URL"] = proxy.url
         answer = proxy.next
 
@@ -111,7 +114,7 @@ def main(folder: Path) -> None:
             return answer(*request)
 
         proxy.next = answer_late  # type: ignore[method-assign]
-        compare_training_speed(folder)
+        compare_training_speed(shards, folder)
 
 
 def measure_first_batch(folder: Path) -> None:
@@ -124,11 +127,8 @@ def measure_first_batch(folder: Path) -> None:
     print(f"first batch of 400 MB on S3, window of 128 MB: {time.monotonic() - start:.2f} s")
 
 
-def compare_training_speed(folder: Path) -> None:
+def compare_training_speed(shards: Path, folder: Path) -> None:
     """Train from a directory and from S3 in turn, check that the losses are equal, and print the speed ratio."""
-    # With six sequences per part, a step of eight sequences uses as many parts as a step of the config `base`.
-    shards = write_shards(folder / "small", 6 * BLOCK_TOKENS, parts=1000)
-    upload(shards)
     ratios = []
     for number in range(ROUNDS):
         local_losses, local_speed = train_alone(shards, folder / f"local{number}")
