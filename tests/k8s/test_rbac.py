@@ -53,6 +53,7 @@ def test_the_role_of_the_steps_allows_exactly_the_calls_of_the_launcher(monkeypa
     monkeypatch.setattr(job, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(job, "_LAST_LINES_SECONDS", 0.5)
     monkeypatch.setattr(log, "_RECONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(log, "_LAST_RECONNECT_SECONDS", 0.0125)
     with running_kubernetes() as kubernetes:
         monkeypatch.setattr(api, "connect", lambda: api.RayJobs(kubernetes.api(), NAMESPACE))
         kubernetes.put_step("step-1", "infoxlm-x7k2p", "u-1")

@@ -74,7 +74,7 @@ def test_mining_is_a_task_of_evaluate(folder):
     result = invoke("evaluate", "--model", "encoder", "--task", "mining", "--data", "set")
 
     assert result.exit_code == 0, result.stderr
-    for heading in ("F1", "Precision", "Recall"):
+    for heading in ("F1 by language", "Precision by language", "Recall by language"):
         table = result.stdout.split(heading)[1].splitlines()
         row_of_encoder = next(line for line in table if line.startswith("| encoder"))
         assert float(row_of_encoder.split("|")[2]) > 90
