@@ -142,7 +142,7 @@ def test_the_models_of_our_configs_are_created_by_the_registry_account():
 
 
 @pytest.mark.slow
-def test_ensure_creates_a_user_and_updates_a_changed_password(locked_server):
+def test_user_is_created_and_a_changed_password_is_updated(locked_server):
     def create_experiment(password: str) -> int:
         body = {"name": password}
         status, _ = locked_server.call("POST", "/api/2.0/mlflow/experiments/create", body, ("steps", password))
@@ -236,7 +236,7 @@ def test_a_run_loses_and_repeats_nothing_when_one_of_two_servers_dies(
         assert connections_by_port[second_port] > 0
 
 
-def test_ensure_reports_an_unreachable_server_as_temporary(clean_environment, monkeypatch):
+def test_unreachable_server_is_reported_as_temporary(clean_environment, monkeypatch):
     monkeypatch.setitem(environment.MLFLOW, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
     with pytest.raises(StorageUnavailable, match="does not answer"):

@@ -38,7 +38,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("storage", ["directory", pytest.param("s3", marks=pytest.mark.slow)])
-def test_uploaded_artifact_can_be_downloaded_until_it_is_dropped(request, directory, tmp_path, storage):
+def test_uploaded_artifact_can_be_downloaded_until_it_is_deleted(request, directory, tmp_path, storage):
     if storage == "s3":
         request.getfixturevalue("bucket")
     uri = URL if storage == "s3" else str(tmp_path / "store/a")

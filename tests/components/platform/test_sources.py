@@ -335,7 +335,7 @@ def test_damaged_copy_of_data_is_downloaded_again(bucket, questions, tmp_path, c
     assert caplog.text.count("was changed after it was downloaded") == 1
 
 
-def test_name_on_s3_that_leads_out_of_its_folder_is_refused(tmp_path, monkeypatch):
+def test_name_on_s3_that_leads_out_of_its_directory_is_refused(tmp_path, monkeypatch):
     client = boto3.client("s3", region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s")
     listing = {
         "Contents": [{"Key": "set/../../outside", "Size": 1, "ETag": "x", "LastModified": datetime(2026, 1, 1)}],

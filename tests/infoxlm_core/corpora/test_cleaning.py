@@ -48,7 +48,7 @@ def test_normalising_again_changes_nothing(text):
 
 
 @given(st.text())
-def test_comparable_form_ignores_unicode_form_and_invisible_characters(text):
+def test_casefolded_text_ignores_unicode_form_and_invisible_characters(text):
     assert casefold(unicodedata.normalize("NFD", text)) == casefold(text)
     assert casefold(f" {text}\u200e\t") == casefold(text)
     assert casefold(normalise(text)) == casefold(text)

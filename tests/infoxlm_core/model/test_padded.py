@@ -77,14 +77,15 @@ def test_perplexity_equals_transformers_with_language_embeddings(xlm):
     for number, text in enumerate(TEXTS):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         words = np.arange(1, ids.shape[1] - 1)
-        gaps = words[perplexity.choose_masked_positions(len(words), make_rng(1, "perplexity", number))]
-        answers = ids[0, gaps]
+        masked_positions = words[perplexity.choose_masked_positions(len(words), make_rng(1, "perplexity", number))]
+        answers = ids[0, masked_positions]
         masked = ids.clone()
-        masked[0, gaps] = tokenizer.mask_token_id
+        masked[0, masked_positions] = tokenizer.mask_token_id
         with torch.inference_mode():
-            logits = model(input_ids=masked, langs=torch.full_like(ids, NUMBERS["fr"])).logits[0, gaps]
+            output = model(input_ids=masked, langs=torch.full_like(ids, NUMBERS["fr"]))
+        logits = output.logits[0, masked_positions]
         loss_sum += F.cross_entropy(logits, answers, reduction="sum").item()
-        loss_count += len(gaps)
+        loss_count += len(masked_positions)
 
     perplexity_in_french = perplexity.compute_perplexity(model, tokenizer, TEXTS, 2, 32, 1, "fr")
 

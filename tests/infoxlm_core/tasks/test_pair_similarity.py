@@ -41,8 +41,9 @@ def test_pairs_below_the_minimum_are_dropped_with_any_number_of_workers(tmp_path
     # The toy tokenizer is trained anew and varies. The minimum is in the widest gap, so that rounding does not decide.
     sorted_cosines = np.sort(cosines)
     dropped_count = 16 + int(np.diff(sorted_cosines)[15:30].argmax())
-    assert sorted_cosines[dropped_count] - sorted_cosines[dropped_count - 1] > 1e-5
-    minimum = float(sorted_cosines[dropped_count - 1] + sorted_cosines[dropped_count]) / 2
+    below, above = sorted_cosines[dropped_count - 1 : dropped_count + 1]
+    assert above - below > 1e-5
+    minimum = float(below + above) / 2
     config = PreparationConfig.parse({
         "languages": ["en", "de"], "held_out": ["test"],
         "cleaning": {"similarity": {"encoder": str(encoder), "minimum": minimum}},
