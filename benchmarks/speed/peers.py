@@ -21,7 +21,7 @@ from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import fairseq
-from infoxlm_core.model.huggingface.pretrained import TYPE_ROW, make_hugging_face_config, to_hugging_face_name
+from infoxlm_core.model.huggingface.pretrained import TYPE_ROW, make_hugging_face_config, rename, to_hugging_face_name
 
 ZERO_GRADIENTS = ("attention.self.key.bias",)
 """The key bias adds the same number to all scores of a query, so its gradient is rounding noise."""
@@ -29,7 +29,7 @@ ZERO_GRADIENTS = ("attention.self.key.bias",)
 
 def fairseq_name(name: str) -> str:
     """Return the name in ve-fairseq of one of our parameters. ve-fairseq renamed a LayerNorm of fairseq."""
-    return f"encoder.{fairseq.fairseq_name(name)}".replace("emb_layer_norm", "layernorm_embedding")
+    return f"encoder.{rename(name, fairseq.NAME_RULES)}".replace("emb_layer_norm", "layernorm_embedding")
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -130,18 +130,13 @@ class RemotePartReader(PartReader):
         if previous_parts is None:  # an earlier run may have left parts in the directory
             previous_parts = {f"{table}/{path.name}" for path in self._path(table).glob("*.safetensors")}
         self._expected_parts[table] = expected_parts
-        for name in current_parts:
+        requests = [(0, name) for name in current_parts] + [(1, name) for name in next_parts]
+        for priority, name in requests:
             if name not in previous_parts:
-                self._request_download(table, name, priority=0)
-        for name in next_parts:
-            if name not in previous_parts:
-                self._request_download(table, name, priority=1)
+                # Parts with the same priority are downloaded in request order.
+                self._queue.put((priority, next(self._request_numbers), table, name))
         for name in previous_parts - expected_parts:
             self._delete(name)
-
-    def _request_download(self, table: str, name: str, priority: int) -> None:
-        """Queue a part for download. Parts with the same priority are downloaded in request order."""
-        self._queue.put((priority, next(self._request_numbers), table, name))
 
     def _download_expected_parts(self) -> None:
         """Download queued parts that are still expected. `read` repeats failed downloads."""

@@ -98,8 +98,7 @@ class StepSampler:
     def mask(
         self, sequences: Sequences, rng: np.random.Generator, config: ObjectivesConfig | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the masked ids (T,) and the indices of the tokens to predict. `config` replaces the run's
-        objectives."""
+        """Return the masked ids (T,) and the indices of the tokens to predict. `config` is by default the run's."""
         objectives = config or self.config.objectives
         return masking.mask(sequences.flat, sequences.lengths, self.vocabulary, objectives, rng, self.starts_word)
 
@@ -307,7 +306,7 @@ class Sampler(StepSampler):
         rng = make_rng(*rng_key, "xlco")
         # Always draw all random numbers in this order. A different order would change all samples.
         table_ids, rows = self.pair_sampler.draw(count, rng, window.row_counts)
-        pairs = _look_up_sentence_ids(window, table_ids, rows)
+        pairs = _make_drawn_pairs(window, table_ids, rows)
         partners = self._draw_partners(window, pairs, rng)
         modes = rng.integers(0, 8, count)
         is_joined = rng.random(count) < contrast.mixup
@@ -333,10 +332,10 @@ class Sampler(StepSampler):
         """
         if self.config.contrast.partner == "next":
             next_rows = (pairs.rows + 1) % window.row_counts[pairs.table_ids]
-            return _look_up_sentence_ids(window, pairs.table_ids, next_rows)
+            return _make_drawn_pairs(window, pairs.table_ids, next_rows)
         table_ids, rows = self.pair_sampler.draw_partners(pairs.table_ids, self.corpora, rng, window.row_counts)
         for _ in range(MAX_PARTNER_DRAWS):
-            partners = _look_up_sentence_ids(window, table_ids, rows)
+            partners = _make_drawn_pairs(window, table_ids, rows)
             is_same_sentence = pairs.sentence_ids == partners.sentence_ids
             if not is_same_sentence.any() or not self.config.contrast.mixup:  # without mixup, partners are unused
                 return partners
@@ -357,8 +356,8 @@ class Sampler(StepSampler):
         )
 
 
-def _look_up_sentence_ids(window: Window[Pairs], table_ids: np.ndarray, rows: np.ndarray) -> _DrawnPairs:
-    """Look up the sentence ids of pairs by table and row."""
+def _make_drawn_pairs(window: Window[Pairs], table_ids: np.ndarray, rows: np.ndarray) -> _DrawnPairs:
+    """Return drawn pairs with their sentence ids, which are read from the window."""
     parts, rows_in_parts = window.locate(table_ids, rows)
     sentence_ids = [pairs.sentence_ids.item(row) for pairs, row in zip(parts, rows_in_parts.tolist(), strict=True)]
     return _DrawnPairs(table_ids, rows, np.array(sentence_ids, np.int64))

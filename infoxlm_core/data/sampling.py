@@ -100,8 +100,7 @@ class TableSampler:
         return partner_probabilities
 
     def _select_shares_outside(self, corpus: str, corpus_names: np.ndarray) -> np.ndarray:
-        """Return the table shares (tables,) with 0 for tables of `corpus`. If no other tables remain, return all
-        shares."""
+        """Return the shares of the tables (tables,), with 0 for tables of `corpus` unless there are no others."""
         other_shares = self.shares * (corpus_names != corpus)
         return other_shares if other_shares.any() else self.shares
 

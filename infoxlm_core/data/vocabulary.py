@@ -1,7 +1,9 @@
 """Special token ids and vocabulary size of a tokenizer.
 
-XLM-R    `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces from 4, `<mask>` last mBERT    `[PAD]` 0, `[UNK]` 100, `[CLS]`
-101, `[SEP]` 102, `[MASK]` 103, all other ids are pieces
+Tokenizers differ in their layouts:
+
+    XLM-R    `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces from 4, `<mask>` last
+    mBERT    `[PAD]` 0, `[UNK]` 100, `[CLS]` 101, `[SEP]` 102, `[MASK]` 103, all other ids are pieces
 """
 
 import dataclasses

@@ -176,8 +176,9 @@ def _process_in_half_precision(
         compute_gradients = _compute_logit_gradients_in_blocks
     nontarget_logsumexp, target_logits = split_logits(chunk.logits, bias, chunk.targets)  # (R,), (R,)
     logsumexp = torch.logaddexp(nontarget_logsumexp, target_logits)  # (R,) for the whole vocabulary
+    losses = logsumexp - target_logits  # (R,)
     if gradients is None:
-        return logsumexp - target_logits
+        return losses
 
     loss_weights = chunk.loss_weights.to(chunk.logits.dtype)
     logit_gradients = compute_gradients(
@@ -188,7 +189,7 @@ def _process_in_half_precision(
     # Sum over rows with a matrix product, because only products return fp32 for half-precision inputs on GPUs.
     ones = torch.ones_like(chunk.hidden[:, :1])  # (R, 1)
     _add_matmul(logit_gradients.T, ones, total=gradients.bias[:, None])
-    return logsumexp - target_logits
+    return losses
 
 
 def _process_in_full_precision(chunk: _Chunk, weight: Tensor, bias: Tensor, gradients: _Gradients | None) -> Tensor:

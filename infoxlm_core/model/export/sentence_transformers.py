@@ -25,7 +25,6 @@ from infoxlm_core.model.huggingface.any_encoder import LENGTH, PROMPTS, read_max
 from infoxlm_core.model.huggingface.directories import MODULES, POOLING
 
 _MODULE_TYPES = "sentence_transformers.models"
-_SPECIAL_TOKENS = ("bos_token", "cls_token", "eos_token", "sep_token", "pad_token", "unk_token", "mask_token")
 
 
 def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: str) -> None:
@@ -121,7 +120,7 @@ def _write_tokenizer_settings(source: Path, directory: Path, max_tokens: int) ->
         "model_max_length": max_tokens,
         "model_input_names": ["input_ids", "attention_mask"],  # no token types, because a single text has type 0
     }
-    for role in _SPECIAL_TOKENS:
+    for role in tokenizers.USUAL_TOKENS:
         token = getattr(tokenizer, role)
         if token is not None:
             settings[role] = str(token)

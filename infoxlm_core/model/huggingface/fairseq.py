@@ -33,7 +33,7 @@ HEAD_SIZE = 64  # head size of every XLM-R; the shapes of the weights do not det
 # Possible prefixes of the query encoder's tensors, in order of preference. InfoXLM's release calls this encoder "fast".
 _PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")
 _PROJECTION = "proj_matrix_fast"  # (1, d, d): z = h @ projection
-_NAME_RULES = [  # our name -> fairseq's name
+NAME_RULES = [  # our name -> fairseq's name
     (r"^encoder\.token_embedding\.", "sentence_encoder.embed_tokens."),
     (r"^encoder\.position_embedding\.", "sentence_encoder.embed_positions."),
     (r"^encoder\.embedding_norm\.", "sentence_encoder.emb_layer_norm."),
@@ -87,11 +87,6 @@ class _QueryEncoder:
                 f"{self.checkpoint} has no {self.stored_name(name)}: give a complete checkpoint of XLM-R or InfoXLM"
             )
         return tensor
-
-
-def fairseq_name(name: str) -> str:
-    """Convert our parameter name to fairseq's: `encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
-    return pretrained.rename(name, _NAME_RULES)
 
 
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:
@@ -217,7 +212,7 @@ def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _Que
                 tensors[name.replace("in_proj_", f"{letter}_proj.")] = part
         else:
             tensors[name] = tensor
-    return _QueryEncoder(checkpoint, tensors, _NAME_RULES, other_names)
+    return _QueryEncoder(checkpoint, tensors, NAME_RULES, other_names)
 
 
 def _infer_size(query_encoder: _QueryEncoder, heads: int | None) -> EncoderSize:
