@@ -130,12 +130,12 @@ def _export(
         restore_embeddings: returns a context in which the module has the embeddings of all tokens.
     """
     rule = learner.config.selection.rule
-    evaluations = learner.best.read_evaluations()
-    chosen_steps = learner.best.choose(evaluations, learner.steps)
+    evaluations = learner.best_checkpoints.read_evaluations()
+    chosen_steps = learner.best_checkpoints.choose(evaluations, learner.steps)
     for step in dict.fromkeys(chosen_steps.values()):  # several languages may share a step
         directory = selection.directory_of(output, chosen_steps, step)
         if rule != "last":  # the module already holds the last weights
-            learner.best.load(learner.module, step)
+            learner.best_checkpoints.load(learner.module, step)
         with restore_embeddings():
             task_models.export(learner.module, encoder, directory)
         logger.info("exported the model after step %d to %s", step, directory)

@@ -12,6 +12,7 @@ After a restart, only unfinished tasks run again.
 """
 
 import contextlib
+import itertools
 import json
 import shutil
 from collections import Counter, defaultdict
@@ -213,20 +214,17 @@ def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record])
     """
     clean_parts = []
     length_ratios: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    corpus_records: list[tuple[Part, Record]] = []
-    for part, record in zip(job.parts, records, strict=True):
-        # Parts are sorted by corpus, so an unusable corpus is reported before the next corpus is cleaned.
-        is_next_corpus = corpus_records and corpus_records[-1][0].corpus != part.corpus
-        if is_next_corpus:
-            _check_corpus(job, corpus_records)
-            corpus_records = []
-        corpus_records.append((part, record))
-        add_counts(counts, record)
-        if record["staged_rows"]:
-            clean_parts.append(part)
-            histogram = {int(bin_number): count for bin_number, count in record["length_ratios"].items()}
-            length_ratios["-".join(part.languages)].update(histogram)
-    _check_corpus(job, corpus_records)
+    parts_and_records = zip(job.parts, records, strict=True)
+    # Parts are sorted by corpus, so an unusable corpus is reported before the next corpus is cleaned.
+    for _, group in itertools.groupby(parts_and_records, key=lambda item: item[0].corpus):
+        corpus_records = list(group)
+        _check_corpus(job, corpus_records)
+        for part, record in corpus_records:
+            add_counts(counts, record)
+            if record["staged_rows"]:
+                clean_parts.append(part)
+                histogram = {int(bin_number): count for bin_number, count in record["length_ratios"].items()}
+                length_ratios["-".join(part.languages)].update(histogram)
     medians = {pair: length_ratio.find_median(ratios) for pair, ratios in length_ratios.items() if ratios}
     return replace(job, parts=clean_parts, medians=medians)
 

@@ -260,13 +260,8 @@ def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_
 
 def _read_comparable_texts(folder: Path) -> list[str]:
     """Return a language's first sentences without special tokens, which SentencePiece reads as plain text."""
-    texts: list[str] = []
-    for text in _read_texts(folder):
-        if len(texts) == COMPARED_SENTENCES:
-            break
-        if not any(token in text for token in SPECIAL_TOKENS):
-            texts.append(text)
-    return texts
+    texts = (text for text in _read_texts(folder) if not any(token in text for token in SPECIAL_TOKENS))
+    return list(itertools.islice(texts, COMPARED_SENTENCES))
 
 
 # ---------------------------------------------------------------- shards

@@ -31,10 +31,7 @@ def summing_over_workers(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         yield
         return
     reducer = _GradientReducer(buckets)
-    hooks = []
-    for bucket in buckets:
-        for parameter in bucket:
-            hooks.append(parameter.register_post_accumulate_grad_hook(reducer.count_gradient))
+    hooks = [p.register_post_accumulate_grad_hook(reducer.count_gradient) for bucket in buckets for p in bucket]
     try:
         yield
     finally:
@@ -55,29 +52,27 @@ class _GradientReducer:
         self.bucket_numbers: dict[Tensor, int] = {}
         for number, bucket in enumerate(buckets):
             self.bucket_numbers.update(dict.fromkeys(bucket, number))
-        self.flat_sums: list[Tensor] = []  # one per sent bucket
-        self.requests: list[dist.Work | None] = []
+        self.sent: list[tuple[Tensor, dist.Work | None]] = []  # flat gradients and request of each sent bucket
 
     def count_gradient(self, parameter: Tensor) -> None:
         """Count a parameter's gradient as complete, and send the buckets that are ready."""
         self.missing_counts[self.bucket_numbers[parameter]] -= 1
-        while len(self.requests) < len(self.buckets) and self.missing_counts[len(self.requests)] <= 0:
+        while len(self.sent) < len(self.buckets) and self.missing_counts[len(self.sent)] <= 0:
             self._send_next_bucket()
 
     def finish(self) -> None:
         """Send the remaining buckets, wait for all sums, and set the parameters' gradients."""
-        while len(self.requests) < len(self.buckets):  # buckets with parameters that the loss does not depend on
+        while len(self.sent) < len(self.buckets):  # buckets with parameters that the loss does not depend on
             self._send_next_bucket()
-        for bucket, flat_sum, request in zip(self.buckets, self.flat_sums, self.requests, strict=True):
+        for bucket, (flat_sum, request) in zip(self.buckets, self.sent, strict=True):
             if request is not None:
                 request.wait()
             _set_gradients(bucket, flat_sum)
 
     def _send_next_bucket(self) -> None:
         """Start summing the next bucket over all workers."""
-        flat_gradients = _flatten_gradients(self.buckets[len(self.requests)])
-        self.flat_sums.append(flat_gradients)
-        self.requests.append(dist.all_reduce(flat_gradients, async_op=True))
+        flat_gradients = _flatten_gradients(self.buckets[len(self.sent)])
+        self.sent.append((flat_gradients, dist.all_reduce(flat_gradients, async_op=True)))
 
 
 def _set_gradients(parameters: Sequence[nn.Parameter], flat_gradients: Tensor) -> None:

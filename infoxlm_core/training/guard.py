@@ -128,10 +128,16 @@ class Guard:
     def from_state(cls, deviations: float, state: Mapping[str, Any]) -> "Guard":
         """Restore a guard from the state in a checkpoint."""
         window_by_kind = {}
-        for kind, window in state.get("recent", {}).items():  # missing in older checkpoints
+        for kind, window in state.get("recent", {}).items():  # older checkpoints have no windows
             window_by_kind[kind] = [(loss, norm) for loss, norm in window]
         skips = [(step, count) for step, count in state["skips"]]
-        return cls(deviations, window_by_kind, 0, skips, state["rewinds"], state["furthest"])
+        return cls(
+            deviations,
+            window_by_kind,
+            skips=skips,
+            rewinds=state["rewinds"],
+            last_step_reached=state["furthest"],
+        )
 
 
 def upper_limit(values: Sequence[float], deviations: float) -> float:

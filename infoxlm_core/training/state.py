@@ -91,10 +91,10 @@ def restore(
     Raises:
         NoValidCheckpoint: a tensor is missing from the checkpoint or has a different shape.
     """
-    step = distributed.from_first(checkpoint.step if checkpoint else None)
-    if step is None:
+    saved = distributed.from_first((checkpoint.step, checkpoint.meta) if checkpoint else None)
+    if saved is None:
         return None
-    meta = distributed.from_first(checkpoint.meta if checkpoint else {})
+    step, meta = saved
     live_tensors = named_tensors(learner, optimizer)
     saved_tensors = checkpoint.tensors if checkpoint else {}
     distributed.on_first(lambda: _check_shapes(saved_tensors, live_tensors, step))

@@ -206,9 +206,7 @@ class InfoXLMLearner(Learner):
             batches = pack_micro_batches(samples, self.config.batches.micro_batch_size)
             for batch in self._add_dummy_batches(batches, is_split_by_shard=False):
                 batch_on_device = batch.to(self.device)
-                keys = self.xlco.compute_keys(batch_on_device)
-                if not batch.is_dummy:
-                    self.xlco.collect_keys(batch_on_device, keys)
+                self.xlco.collect_keys(batch_on_device, self.xlco.compute_keys(batch_on_device))
             remaining_rows = queue_size - number * global_batch_size
             self.xlco.enqueue(self.config.contrast.start_step, limit=remaining_rows)
         self.xlco.queue.pointer.zero_()  # the first training key replaces the oldest key

@@ -1,6 +1,7 @@
 """Probe retrieval on a few held-out pairs during training, to show whether the model learns to align languages."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -100,32 +101,28 @@ def _read_first_pairs(
     tables: Sequence[Pairs], count: int, max_tokens: int, vocabulary: Vocabulary
 ) -> tuple[Sequences, Sequences]:
     """Read the source and target sentences of the first `count` distinct pairs, and add special tokens."""
-    distinct_pairs = _find_distinct_pairs(tables, count, max_tokens)
+    distinct_pairs = list(itertools.islice(_find_distinct_pairs(tables, max_tokens), count))
     rows = np.array([row for _, row in distinct_pairs])
     sources = read_rows([tables[number].source for number, _ in distinct_pairs], rows, max_tokens)
     targets = read_rows([tables[number].target for number, _ in distinct_pairs], rows, max_tokens)
     return lay_out([sources], vocabulary), lay_out([targets], vocabulary)
 
 
-def _find_distinct_pairs(tables: Sequence[Pairs], count: int, max_tokens: int) -> list[tuple[int, int]]:
-    """Return the table numbers and rows of the first `count` pairs that share no sentence with an earlier pair.
+def _find_distinct_pairs(tables: Sequence[Pairs], max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield the table number and row of each pair that shares no sentence with an earlier pair.
 
     A repeated sentence would give a query two right answers.
     """
-    distinct_pairs: list[tuple[int, int]] = []
     known_sources: set[bytes] = set()
     known_targets: set[bytes] = set()
     for table_number, table in enumerate(tables):
         for row in range(len(table)):
-            if len(distinct_pairs) == count:
-                return distinct_pairs
             source = _read_token_bytes(table.source, row, max_tokens)
             target = _read_token_bytes(table.target, row, max_tokens)
             if source not in known_sources and target not in known_targets:
                 known_sources.add(source)
                 known_targets.add(target)
-                distinct_pairs.append((table_number, row))
-    return distinct_pairs
+                yield table_number, row
 
 
 def _read_token_bytes(table: Table, row: int, max_tokens: int) -> bytes:

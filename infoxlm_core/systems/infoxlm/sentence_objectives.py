@@ -96,8 +96,7 @@ class XLCO(SentenceObjective):
             step, _, _ = batch.rng_key
             self.enqueue(step)
         keys = self.compute_keys(batch)
-        if not batch.is_dummy:  # the keys of a dummy batch must not enter the queue
-            self.collect_keys(batch, keys)
+        self.collect_keys(batch, keys)
         negatives = self.queue.rows
         negative_ids = self.queue.sentence_ids
         if contrast.in_batch_negatives:
@@ -148,7 +147,9 @@ class XLCO(SentenceObjective):
         return keys[: len(batch.sentence_ids)]  # without the key of the padding sequence
 
     def collect_keys(self, batch: PackedBatch, keys: Tensor) -> None:
-        """Store a micro-batch's keys (B, d) until `enqueue` pushes them into the queue."""
+        """Store a micro-batch's keys (B, d) until `enqueue` pushes them into the queue. Ignore a dummy batch."""
+        if batch.is_dummy:
+            return
         # With `symmetric`, the second half of the batch repeats the pairs of the first half, so only the first counts.
         self.new_keys.append((keys[: batch.contrast_count], batch.sentence_ids[: batch.contrast_count]))
 

@@ -21,11 +21,11 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.systems.translation.decoding import TextTranslator, compute_bleu
 from infoxlm_core.tasks.questions import tabulate_outcomes
 from infoxlm_core.training import tracker
+from infoxlm_core.training.finetuning.best_checkpoints import MEAN, PREFIX
 
 METRIC = "translation/bleu"
 GATE_METRIC = "translation/mean"
 """Mean chrF of all sentences in both directions, from 0 to 1. BLEU has no scores of single sentences for the gate."""
-_CURVE_PREFIX = "dev/"  # prefix of validation metrics, such as dev/en-fr
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,6 @@ def read_bleu_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
     for step, values in tracker.read(path):
         for name, value in values.items():
-            if name.startswith(_CURVE_PREFIX) and name != f"{_CURVE_PREFIX}mean":
-                curves.setdefault(name.removeprefix(_CURVE_PREFIX), []).append((step, value))
+            if name.startswith(PREFIX) and name != MEAN:  # such as dev/en-fr
+                curves.setdefault(name.removeprefix(PREFIX), []).append((step, value))
     return curves

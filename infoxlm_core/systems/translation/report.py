@@ -69,10 +69,8 @@ def write_page(output: Path, name: str, summary: Summary, scores_by_variant: Map
         scores_by_variant: first-seed scores of each finished variant. The first variant is the baseline for p-values.
     """
     sections = [*page.build_sections(summary), _compare_with_paper(summary)]
-    directions: dict[str, None] = {}  # an ordered set
-    for scores in scores_by_variant.values():
-        directions |= dict.fromkeys(scores["directions"])
-    for direction in directions:
+    directions = [direction for scores in scores_by_variant.values() for direction in scores["directions"]]
+    for direction in dict.fromkeys(directions):
         curves = {variant: scores["curve"].get(direction, []) for variant, scores in scores_by_variant.items()}
         drawings = {f"bleu-{direction}": partial(_draw_curves, direction, curves)}
         results = {variant: scores["directions"][direction] for variant, scores in scores_by_variant.items()}

@@ -5,7 +5,6 @@ read `</s> x </s>`. Reference: Lample and Conneau 2019, section 5.3.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -88,13 +87,6 @@ class TranslationBatch:
         return {self.objective: target_tokens, "tokens": len(self.target.ids) + len(source.ids)}
 
 
-class StepChoice(NamedTuple):
-    """The objective and the target language of a step."""
-
-    objective: str  # as in `TranslationBatch`
-    language: str
-
-
 class TranslationSampler:
     """Draws sentences of one language per step, uniformly at random. Objectives and languages alternate.
 
@@ -116,8 +108,8 @@ class TranslationSampler:
                 self.pairs[language] = _select_pairs(shards, language, config)
                 _check_amount_of_text(self.pairs[language], f"pairs with {language}", config)
 
-    def list_choices(self, step: int) -> list[StepChoice]:
-        """List the combinations of enabled objectives and target languages. Steps cycle through this list."""
+    def _choose_step(self, step: int) -> tuple[str, str]:
+        """Choose a step's objective and target language. Steps cycle through all combinations."""
         objectives = []
         if denoising_weight(self.config, step):
             objectives.append("dae")
@@ -125,12 +117,12 @@ class TranslationSampler:
             objectives.append("bt")
         if self.config.parallel_share:
             objectives.append("mt")
-        return [StepChoice(objective, language) for objective in objectives for language in self.config.languages]
+        choices = [(objective, language) for objective in objectives for language in self.config.languages]
+        return choices[step % len(choices)]
 
     def draw(self, step: int, shard: int) -> TranslationBatch:
         """Draw a virtual shard's micro-batch for a step."""
-        choices = self.list_choices(step)
-        objective, language = choices[step % len(choices)]
+        objective, language = self._choose_step(step)
         rng = make_rng(self.config.seed, step, shard, objective)
         language_number = self.language_numbers[language]
         source = None

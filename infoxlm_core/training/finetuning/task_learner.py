@@ -64,13 +64,13 @@ class TaskLearner(Learner):
     module: TaskModel
 
     def __init__(
-        self, config: RecipeConfig, module: TaskModel, task: Training, steps: int, best: BestCheckpoints
+        self, config: RecipeConfig, module: TaskModel, task: Training, steps: int, best_checkpoints: BestCheckpoints
     ) -> None:
         self.config = config
         self.module = module
         self.task = task
         self.steps = steps
-        self.best = best
+        self.best_checkpoints = best_checkpoints
         self.weights = LossWeights({task.head.name: 1.0})
         if steps >= MIN_COMPILED_STEPS and not isinstance(module, Padded):
             module.encoder.compiler = choose_compiler(distributed.device(), config.dropout)
@@ -155,7 +155,7 @@ class TaskLearner(Learner):
         """Score the development sets, save the weights if they are the best so far, and return the metrics."""
         scores = DevScores(step, score_dev(self.module))
         logger.info("step %d: %.4f on the development sets", step, scores.mean)
-        self.best.update(self.module, [*self.best.read_evaluations(), scores])
+        self.best_checkpoints.update(self.module, [*self.best_checkpoints.read_evaluations(), scores])
         return name_metrics(scores)
 
 
