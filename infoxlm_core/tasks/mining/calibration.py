@@ -57,7 +57,7 @@ def estimate(search: Search, matches: Matches) -> Curves:
     mismatched_sources = _estimate_share(first.margins[is_wrong_source], thresholds, num_planted)
     mismatched_targets = _estimate_share(first.margins[is_wrong_target], thresholds, num_planted)
 
-    # The second matching must not, so that every match of a planted line is false.
+    # The second matching must not match them with their translations, so that every match of a planted line is false.
     second = match_lines(_exclude_planted_translations(search))
     is_planted_source = second.sources >= search.num_sources
     is_planted_target = second.targets >= search.num_targets

@@ -110,14 +110,14 @@ def mine_pairs(
 
 def _find_neighbours(corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path) -> Search:
     """Embed the files' lines and the planted lines, and find their neighbours. Exclude equal texts from matching."""
-    source_vectors = [vector_files.embed_cached(embedder, model_digest, corpus.sources.texts, cache)]
-    target_vectors = [vector_files.embed_cached(embedder, model_digest, corpus.targets.texts, cache)]
+    source_texts = [corpus.sources.texts]
+    target_texts = [corpus.targets.texts]
     if corpus.planted:
         # Planted lines have separate arrays, so that a file's cached vectors can be reused for other language pairs.
-        planted_sources = [source for source, _ in corpus.planted]
-        planted_targets = [target for _, target in corpus.planted]
-        source_vectors.append(vector_files.embed_cached(embedder, model_digest, planted_sources, cache))
-        target_vectors.append(vector_files.embed_cached(embedder, model_digest, planted_targets, cache))
+        source_texts.append([source for source, _ in corpus.planted])
+        target_texts.append([target for _, target in corpus.planted])
+    source_vectors = [vector_files.embed_cached(embedder, model_digest, texts, cache) for texts in source_texts]
+    target_vectors = [vector_files.embed_cached(embedder, model_digest, texts, cache) for texts in target_texts]
     forward, backward = find_neighbours(source_vectors, target_vectors)
     none_excluded = [-1] * len(corpus.planted)  # planted texts are never in the files
     excluded_targets = np.array(_find_equal_texts(corpus.sources.texts, corpus.targets.texts) + none_excluded)

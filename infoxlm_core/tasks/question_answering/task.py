@@ -9,6 +9,7 @@ from infoxlm_core.config.base import PositiveInt
 from infoxlm_core.config.tasks import CrossLingualConfig, Paths
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.task_head import Head
+from infoxlm_core.tasks.question_answering.answers import Normaliser
 from infoxlm_core.tasks.task import Fetch, Preset, Task
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class AnsweringConfig(CrossLingualConfig):
     test: Paths
     """Files or folders in the layout of MLQA, XQuAD or TyDiQA: `test-context-de-question-de.json`, `xquad.de.json`."""
 
-    normaliser: Literal["mlqa", "squad"] = "squad"
+    normaliser: Normaliser = "squad"
     """Rules for comparing answers. mlqa: MLQA's rules for its seven languages · squad: SQuAD's rules, also for XQuAD
     and TyDiQA."""
 
@@ -118,9 +119,7 @@ class QuestionAnswering(Task[AnsweringConfig]):
         return {"train": [TRAIN_PLACEHOLDER], "test": [data]}
 
     def localise(self, settings: AnsweringConfig, fetch: Fetch) -> AnsweringConfig:
-        local = super().localise(settings.model_copy(update={"train": ()}), fetch)
-        train_paths = tuple(path if path == TRAIN_PLACEHOLDER else fetch(path) for path in settings.train)
-        return local.model_copy(update={"train": train_paths})
+        return super().localise(settings, lambda path: path if path == TRAIN_PLACEHOLDER else fetch(path))
 
     def check_plan(self, settings: AnsweringConfig, grid_points: int, where: str) -> None:
         if grid_points > 1 and not settings.dev:

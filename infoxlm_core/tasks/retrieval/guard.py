@@ -5,7 +5,6 @@ The outcome of each question is recorded, so that the promotion gate can limit t
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -70,7 +69,7 @@ def measure(config: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores
 def retrieve(sets: Mapping[str, AlignedSentences], embedder: Embedder) -> dict[str, Hits]:
     """Search for the translation of every sentence in both directions, and return the hits by language."""
     # Most sets have the same pivot sentences in all languages, so each distinct sentence is embedded once.
-    distinct_sources = list(dict.fromkeys(chain.from_iterable(sources for sources, _ in sets.values())))
+    distinct_sources = list(dict.fromkeys(source for sources, _ in sets.values() for source in sources))
     row_of_source = {source: row for row, source in enumerate(distinct_sources)}
     distinct_vectors = embedder(distinct_sources)  # (distinct sources, d)
     hits: dict[str, Hits] = {}
