@@ -266,8 +266,7 @@ def override_sections(
         num_workers: number of training workers, which some rules limit.
 
     Raises:
-        ConfigError: a field is invalid, or
-            `RunConfig.check_whole_run` fails.
+        ConfigError: a field is invalid, or `RunConfig.check_whole_run` fails.
     """
     values = copy.deepcopy(dict(sections))
     for name, value in overrides.items():

@@ -37,14 +37,13 @@ def list_settings(
     """
     for name, field in config_class.model_fields.items():
         default = field.get_default(call_default_factory=True) if defaults is None else getattr(defaults, name)
-        inner_config = _find_inner_config(field.annotation)
+        inner_config, suffix = _find_inner_config(field.annotation)
         if inner_config is None or field.description:
             default_text = "required" if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
             yield Setting(prefix + name, _describe_type(field), default_text, _join_lines(field.description))
         if inner_config is not None:
-            inner_prefix = f"{prefix}{name}{_find_suffix(field.annotation)}."
             inner_defaults = default if isinstance(default, StageConfig) else None
-            yield from list_settings(inner_config, inner_prefix, inner_defaults)
+            yield from list_settings(inner_config, f"{prefix}{name}{suffix}.", inner_defaults)
 
 
 def format_settings(settings: Iterable[Setting]) -> str:
@@ -75,30 +74,19 @@ def _join_lines(docstring: str | None) -> str:
     return " ".join((docstring or "").split())
 
 
-def _find_inner_config(annotation: Any) -> type[StageConfig] | None:
-    """Return the config class in a field's annotation, also inside a tuple or mapping, or None."""
+def _find_inner_config(annotation: Any) -> tuple[type[StageConfig] | None, str]:
+    """Return the config class in a field's annotation, or None, and the suffix of the field's dotted name: `[]` for
+    configs in a tuple, `.NAME` for configs in a mapping."""
     if isinstance(annotation, type) and issubclass(annotation, StageConfig):
-        return annotation
-    arguments = get_args(annotation)
-    if get_origin(annotation) is tuple or _is_optional(annotation):
+        return annotation, ""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType) and arguments[-1] is NoneType:
         return _find_inner_config(arguments[0])
-    if get_origin(annotation) is dict:
-        return _find_inner_config(arguments[-1])
-    return None
-
-
-def _find_suffix(annotation: Any) -> str:
-    """Return the suffix with which the dotted name of a field addresses its elements: `[]` in a tuple, `.NAME` in a
-    mapping."""
-    if _is_optional(annotation):
-        return _find_suffix(get_args(annotation)[0])
-    if get_origin(annotation) is tuple:
-        return "[]"
-    return ".NAME" if get_origin(annotation) is dict else ""
-
-
-def _is_optional(annotation: Any) -> bool:
-    return get_origin(annotation) in (Union, UnionType) and get_args(annotation)[-1] is NoneType
+    if origin is tuple:
+        return _find_inner_config(arguments[0])[0], "[]"
+    if origin is dict:
+        return _find_inner_config(arguments[-1])[0], ".NAME"
+    return None, ""
 
 
 def _describe_type(field: FieldInfo) -> str:

@@ -195,7 +195,7 @@ def _rank_locale(locale: str, language: str) -> int:
     return {"": 0, language: 1, "us": 1}.get(variant, 2)  # de, then de_DE, en_US, then de_Formal, de_AT …
 
 
-def _parse_catalog(content: bytes, name: str) -> "polib.POFile | polib.MOFile":
+def _parse_catalog(content: bytes, name: str) -> polib.POFile | polib.MOFile:
     """Parse a catalog file. Damaged files may raise any exception."""
     # polib opens a file if the content could be a path. No path contains a zero byte or is longer than `MAX_PATH`.
     binary_content = content + b"\0"

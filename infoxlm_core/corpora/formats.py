@@ -321,25 +321,22 @@ def _check_alignment(rows: Iterable[Row]) -> Iterator[Row]:
             _check_correlation(pairs[:WINDOW], MIN_CORRELATION)
             _check_blocks(pairs[: WINDOW + BLOCK], BLOCK)  # includes blocks that begin in this window
             del pairs[:WINDOW]
-    _check_windows(pairs)
+    if len(pairs) >= WINDOW // 2:  # low correlations of fewer pairs are not significant
+        for window in _list_windows(pairs, WINDOW, step=WINDOW):
+            _check_correlation(window, MIN_CORRELATION)
     _check_blocks(pairs, BLOCK if len(pairs) >= WINDOW else SMALL_BLOCK)
 
 
-def _check_windows(pairs: list[PairLengths]) -> None:
-    """Check long windows over the remaining pairs. The last window ends with the last pair."""
-    if len(pairs) < WINDOW // 2:  # low correlations of fewer pairs are not significant
-        return
-    last_start = max(0, len(pairs) - WINDOW)
-    for next_start in range(0, len(pairs), WINDOW):
-        start = min(next_start, last_start)
-        _check_correlation(pairs[start : start + WINDOW], MIN_CORRELATION)
+def _list_windows(pairs: list[PairLengths], size: int, step: int) -> Iterator[list[PairLengths]]:
+    """Yield windows of `size` pairs, one every `step` pairs. The last window ends with the last pair."""
+    last_start = max(0, len(pairs) - size)
+    for start in [*range(0, last_start, step), last_start]:
+        yield pairs[start : start + size]
 
 
 def _check_blocks(pairs: list[PairLengths], block_size: int) -> None:
-    """Check short windows that overlap by half. The last window ends with the last pair."""
-    last_start = max(0, len(pairs) - block_size)
-    for start in [*range(0, last_start, block_size // 2), last_start]:
-        block = pairs[start : start + block_size]
+    """Check short windows that overlap by half."""
+    for block in _list_windows(pairs, block_size, step=block_size // 2):
         if len(block) >= MIN_BLOCK:
             _check_correlation(block, MIN_BLOCK_CORRELATION)
             _check_shift(block)
@@ -428,12 +425,15 @@ def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
     path = corpus.paths[0]
     for number, line in enumerate(lines.read_valid_texts(path), start=1):
         text_by_language = _parse_translation(corpus, line, f"{path}:{number}")
-        rows = list(_make_pairs(corpus, text_by_language, number))
-        if not rows:
-            rows = [Row((language,), (text,), path.name, number) for language, text in text_by_language.items()]
-        if not rows:
-            rows = [_make_dropped_row(corpus, number, "missing_side")]
-        yield from rows
+        yield from _make_rows(corpus, text_by_language, number) or [_make_dropped_row(corpus, number, "missing_side")]
+
+
+def _make_rows(corpus: LocalCorpus, text_by_language: Mapping[str, str], number: int) -> list[Row]:
+    """Return the pairs with the pivot's text, or each text as a sentence if there is no pair."""
+    pairs = list(_make_pairs(corpus, text_by_language, number))
+    if pairs:
+        return pairs
+    return [Row((language,), (text,), corpus.paths[0].name, number) for language, text in text_by_language.items()]
 
 
 def _parse_translation(corpus: LocalCorpus, line: str, position: str) -> dict[str, str]:
@@ -464,10 +464,7 @@ def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
             )
         for number, cells in enumerate(tables.read_text_columns(path, languages), start=1):
             text_by_language = {language: text or "" for language, text in zip(languages, cells, strict=True)}
-            rows = list(_make_pairs(corpus, text_by_language, number))
-            if not rows:
-                rows = [Row((language,), (text,), path.name, number) for language, text in text_by_language.items()]
-            yield from rows
+            yield from _make_rows(corpus, text_by_language, number)
 
 
 READERS: dict[str, Callable[[LocalCorpus], Iterator[Row]]] = {

@@ -21,9 +21,9 @@ def compute_log_ratio(texts: Sequence[str]) -> float:
     return math.log(len(target.encode()) / len(source.encode()))
 
 
-def find_bin(texts: Sequence[str]) -> int:
-    """Return a pair's histogram bin number."""
-    return round(compute_log_ratio(texts) / _BIN)
+def find_bin(log_ratio: float) -> int:
+    """Return the histogram bin number of a pair's log ratio."""
+    return round(log_ratio / _BIN)
 
 
 def find_median(histogram: Counter[int]) -> float:

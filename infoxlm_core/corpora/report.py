@@ -88,7 +88,7 @@ def make_report(
     if not (kept_rows["pairs"] or kept_rows["mono"]):
         reasons = _describe_reasons(totals["pairs"] + totals["mono"]) or "nothing was read"
         raise CorpusTooSmall(f"no training text remains ({reasons}): check corpora and cleaning")
-    if config.held_out_share and not kept_rows["held_out"].total():
+    if config.held_out_share and not kept_rows["held_out"]:
         raise CorpusTooSmall(
             f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs: raise it, "
             "or prepare more pairs"

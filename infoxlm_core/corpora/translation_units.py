@@ -103,7 +103,7 @@ def _read_segment(unit: Element, segment: Element, source_language: str | None, 
 
 
 def _iterate_elements(path: Path, names: Sequence[str]) -> Iterator[tuple[Element, list[Element]]]:
-    """Yield each element with one of the names and its ancestors, root first. Free the element's memory afterwards."""
+    """Yield each element that has one of the names, together with its ancestors from the root down."""
     ancestors: list[Element] = []
     with lines.unpack(path) as file:
         for event, element in iterparse(file, events=("start", "end")):
@@ -113,7 +113,8 @@ def _iterate_elements(path: Path, names: Sequence[str]) -> Iterator[tuple[Elemen
             ancestors.pop()
             if _local_name(element) in names:
                 yield element, ancestors
-                del ancestors[-1][:]  # all children that were read; the parent's attributes may name the languages
+                # Free the memory of the element and its siblings. Ancestors stay: their attributes may name languages.
+                del ancestors[-1][:]
 
 
 def _find_attribute(ancestors: Sequence[Element], names: Sequence[str]) -> str | None:

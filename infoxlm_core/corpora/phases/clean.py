@@ -31,9 +31,7 @@ PART_CHARACTERS = 1 << 26
 NOT_DRAWN, DRAWN_HELD_OUT, DRAWN_LABELLED = range(3)
 LETTERS_OF_PAIR = np.dtype([("source", "<u8"), ("target", "<u8")])  # `Keys.letters` of both sides
 KEY_COLUMNS = tuple((name, pa.list_(pa.uint64())) for name in Keys._fields)
-_TEXT_COLUMNS = (
-    ("texts", pa.list_(pa.string())), ("file", pa.string()), ("document_line", pa.int64())
-)  # fmt: skip
+_TEXT_COLUMNS = (("texts", pa.list_(pa.string())), ("file", pa.string()), ("document_line", pa.int64()))
 _RAW_SCHEMA = pa.schema([*_TEXT_COLUMNS, ("dropped", pa.string())])
 _STAGED_SCHEMA = pa.schema([
     *_TEXT_COLUMNS, *KEY_COLUMNS, ("log_ratio", pa.float64()), ("drawn", pa.uint8()), ("is_long", pa.bool_())
@@ -155,7 +153,7 @@ def clean_part(job: Job, part_number: int) -> Record:
             log_ratio = None
             if len(texts) == 2:
                 log_ratio = length_ratio.compute_log_ratio(texts)
-                length_ratios[length_ratio.find_bin(texts)] += 1
+                length_ratios[length_ratio.find_bin(log_ratio)] += 1
             keys = fingerprints.compute_keys(texts, ngram_length)
             if has_minhash:
                 keys = keys._replace(minhash_bands=fingerprints.compute_minhash_bands(texts))

@@ -234,8 +234,8 @@ def find_duplicates(job: Job, partition: int) -> Record:
     entries = entries[order]
     part_numbers = part_numbers[order]
     is_first = _starts_group(entries["key"])
-    first_entries = entries[_find_group_starts(is_first)]
-    is_near_duplicate = entries["exact"] != first_entries["exact"]
+    exact_of_first = entries["exact"][_find_group_starts(is_first)]
+    is_near_duplicate = entries["exact"] != exact_of_first
     duplicates = 2 * entries["slot"] + is_near_duplicate  # the lowest bit marks near duplicates
     job.put_slices(f"duplicates/{partition}", duplicates[~is_first], part_numbers[~is_first], len(job.parts))
     return {}

@@ -13,7 +13,7 @@ from infoxlm_core.corpora import length_ratio
 def test_median_is_exact_to_one_percent_and_equal_however_the_corpus_is_split():
     rng = random.Random(1)
     pairs = [("a" * rng.randint(5, 90), "ก" * rng.randint(5, 90)) for _ in range(501)]
-    bins = [length_ratio.find_bin(pair) for pair in pairs]
+    bins = [length_ratio.find_bin(length_ratio.compute_log_ratio(pair)) for pair in pairs]
 
     median = length_ratio.find_median(Counter(bins))
 
