@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.batches import PackedBatch, pack_micro_batches
-from infoxlm_core.data.layouts import EMPTY, Sequences
+from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.samples import ContrastViews, DrawnSamples, MaskedSequences
 from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_PIECE, PAD, Vocabulary
 
@@ -39,15 +39,13 @@ def draw_lengths(shape: str, rng: np.random.Generator, count: int | None = None,
 
 
 def make_batch(shape: str, vocabulary: int, seed: int, objectives: tuple[str, ...] = ("mlm",),
-               count: int | None = None, view_sentences: int = 2) -> PackedBatch:  # fmt: skip
+               count: int | None = None) -> PackedBatch:  # fmt: skip
     """Make a micro-batch of random tokens for the objectives `mlm`, `tlm` and `xlco`.
 
-    Args:
-        count: number of sequences per objective; by default that of `draw_lengths`.
-        view_sentences: number of sentences in a contrast view; two with mixup.
+    `count` is the number of sequences per objective; by default that of `draw_lengths`.
     """
     rng = np.random.default_rng([SEED, seed, SHAPES.index(shape)])
-    sentences = {"mlm": 1, "tlm": 2, "query": view_sentences, "key": view_sentences}
+    sentences = {"mlm": 1, "tlm": 2, "query": 2, "key": 2}  # contrast views have two sentences, as with mixup
     if "xlco" in objectives:
         objectives = (*objectives, "query", "key")
     lengths = {name: draw_lengths(shape, rng, count, n) for name, n in sentences.items() if name in objectives}
@@ -70,8 +68,6 @@ def pack_random_batch(lengths: dict[str, np.ndarray], vocabulary: int, rng: np.r
 
 def draw_sequences(lengths: np.ndarray, vocabulary: int, rng: np.random.Generator) -> Sequences:
     """Draw sequences of random tokens between `<s>` and `</s>`."""
-    if not len(lengths):
-        return EMPTY
     tokens = rng.integers(FIRST_PIECE, vocabulary - 1, lengths.sum())
     end_offsets = lengths.cumsum()
     tokens[end_offsets - lengths] = BOS

@@ -86,7 +86,7 @@ class TrainingRounds:
         tokens = 0.0
         for _ in range(self.steps_per_round):
             batches = self.learner.batches(self.progress.step)
-            metrics, *_ = train_step(self.learner, self.optimizer, self.config, self.progress, batches)
+            metrics, _ = train_step(self.learner, self.optimizer, self.config, self.progress, batches)
             tokens += metrics["tokens"]
         return tokens
 

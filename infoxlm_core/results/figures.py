@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -145,15 +146,14 @@ def _collect_layer_curves(name: str, task: TaskSummary) -> dict[str, list[_Layer
         "to_pivot": f"{task_title}: xx → {pivot}, {len(task.languages)} languages",
         "from_pivot": f"{task_title}: {pivot} → xx, {len(task.languages)} languages",
     }
-    curves_by_title: dict[str, list[_LayerCurve]] = {}
+    curves_by_title: defaultdict[str, list[_LayerCurve]] = defaultdict(list)
     for model, result in task.models.items():
         for pooling, shares in result.details.get("by_layer", {}).items():
             if not isinstance(shares, Mapping):  # an evaluation stores only the mean of both directions
-                curves_by_title.setdefault(title_of_mean, []).append(_LayerCurve(model, pooling, shares))
+                curves_by_title[title_of_mean].append(_LayerCurve(model, pooling, shares))
                 continue
             for direction, title in titles_by_direction.items():
-                curve = _LayerCurve(model, pooling, shares[direction])
-                curves_by_title.setdefault(title, []).append(curve)
+                curves_by_title[title].append(_LayerCurve(model, pooling, shares[direction]))
     return curves_by_title
 
 

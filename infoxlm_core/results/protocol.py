@@ -116,16 +116,16 @@ def _describe_training(suite_task: SuiteTaskConfig, finished_scores: Sequence[Sc
     """Describe the training: its length, number of examples and batch sizes."""
     settings: Any = suite_task.settings
     if "epochs" in suite_task.grid:
-        length = f"{_format_sorted(suite_task.grid['epochs'])} epochs"
+        description = f"{_format_sorted(suite_task.grid['epochs'])} epochs"
     elif settings.epochs:
-        length = f"{_format_sorted((settings.epochs,))} epochs"
+        description = f"{_format_sorted((settings.epochs,))} epochs"
     else:
-        length = f"{settings.optimization.steps:,} steps"
-    example_counts = [int(scores.training["examples"]) for scores in finished_scores if scores.training]
-    if any(example_counts):
-        length += f" of {max(example_counts):,} examples"
+        description = f"{settings.optimization.steps:,} steps"
+    examples = max((int(scores.training["examples"]) for scores in finished_scores if scores.training), default=0)
+    if examples:
+        description += f" of {examples:,} examples"
     batch_sizes = suite_task.grid.get("batch_size", (settings.batch_size,))
-    return f"{length}, batches of {_format_sorted(batch_sizes)}"
+    return f"{description}, batches of {_format_sorted(batch_sizes)}"
 
 
 def _format_sorted(values: Iterable[Any]) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from infoxlm_core import languages
@@ -111,8 +110,7 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
     if not any(difference.n for by_metric in differences.values() for difference in by_metric.values()):
         return None
     columns = {metric: _make_headline_column(summary, metric, has_intervals=True) for metric in summary.metrics}
-    planned_seeds = {name: len(variant.seeds) for name, variant in summary.variants.items()}
-    return _tabulate_variants(summary, "differences", columns, differences, planned_seeds)
+    return _tabulate_variants(summary, "differences", columns, differences, are_over_seeds=True)
 
 
 def tabulate_question_differences(summary: Summary) -> PageTable | None:
@@ -147,7 +145,7 @@ def _tabulate_variants(
     name: str,
     columns: Mapping[str, Column],
     cells_by_variant: Mapping[str, Mapping[str, Cell]],
-    planned_seeds: Mapping[str, int] = MappingProxyType({}),
+    are_over_seeds: bool = False,
 ) -> PageTable | None:
     """Tabulate figures of an ablation, one row per variant. Return None if no variant has figures.
 
@@ -156,14 +154,15 @@ def _tabulate_variants(
         name: name of the table.
         columns: mapping from metric to column.
         cells_by_variant: mapping from variant to figures by metric.
-        planned_seeds: mapping from variant to number of planned seeds. A figure from fewer seeds shows their number.
+        are_over_seeds: whether figures are statistics over seeds. A figure from fewer seeds than planned shows their
+            number.
     """
     lines = []
-    for variant in summary.variants:
-        cells = cells_by_variant.get(variant)
+    for variant_name, variant in summary.variants.items():
+        cells = cells_by_variant.get(variant_name)
         if cells:
             row = tuple(cells.get(metric) for metric in columns)
-            lines.append(Line(variant, row, seeds=planned_seeds.get(variant, 0)))
+            lines.append(Line(variant_name, row, seeds=len(variant.seeds) if are_over_seeds else 0))
     if not lines:
         return None
     return PageTable(name, "", tuple(columns.values()), tuple(lines), head="variant")
@@ -191,9 +190,7 @@ def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
             shares_by_model[model] = _average_directions(result.details["by_layer"])
     if not shares_by_model:
         return None
-    layer_count = 0
-    for shares_by_pooling in shares_by_model.values():
-        layer_count = max(layer_count, *(len(shares) for shares in shares_by_pooling.values()))
+    layer_count = max(len(shares) for by_pooling in shares_by_model.values() for shares in by_pooling.values())
     lines = []
     for model, shares_by_pooling in shares_by_model.items():
         best_share = max(max(shares) for shares in shares_by_pooling.values())
@@ -347,7 +344,7 @@ def _select_published_rows(table_name: str, codes: Sequence[str], kind: str = ""
         shares = [row.cells.get(column) for column in columns]
         line = Line(
             name=f"{row.model} large" if row.size == "large" else row.model,
-            cells=(row.mean if has_same_languages else _average_known(shares), *shares),
+            cells=(row.mean if has_same_languages else _average_if_complete(shares), *shares),
             detail="" if kind else row.kind,
             rule=f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule,
             source=row.source,
@@ -361,7 +358,7 @@ def _select_published_rows(table_name: str, codes: Sequence[str], kind: str = ""
     return _PublishedRows(tuple(lines), tuple(distinct_notes))
 
 
-def _average_known(shares: Sequence[float | None]) -> float | None:
+def _average_if_complete(shares: Sequence[float | None]) -> float | None:
     """Return the mean of shares, or None if a share is unknown: the mean of a part would mislead."""
     known_shares = [share for share in shares if share is not None]
     return fmean(known_shares) if len(known_shares) == len(shares) else None

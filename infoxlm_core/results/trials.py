@@ -213,11 +213,9 @@ def measure_model(settings: Settings, encoder: Path, model: Path, training: Mapp
         output: directory for scores and predictions.
     """
     task = task_of(settings)
-    corpus = None  # the prepared corpus, if the task is measured on held-out text
-    for paths in task.list_data(settings).values():
-        for path in map(Path, paths):
-            if corpus is None and (path / "held_out").is_dir():
-                corpus = path
+    data_paths = [Path(path) for paths in task.list_data(settings).values() for path in paths]
+    # The prepared corpus, if the task is measured on held-out text.
+    corpus = next((path for path in data_paths if (path / "held_out").is_dir()), None)
     leaked_files = unreserved.find_unreserved_files(encoder, task.list_test_files(settings), corpus)
     scores = task.measure(settings, model, output)
     details = dict(scores.details)
