@@ -273,6 +273,11 @@ class _ArtifactLocation(NamedTuple):
     inner_path: str
     """Path of a folder inside the artifact; empty for the artifact itself."""
 
+    @property
+    def local_copy(self) -> Path:
+        """Directory of the artifact in the local copy of the store. It may not exist."""
+        return local_directory(self.store) / self.kind / self.name
+
 
 def locate(location: str) -> Path:
     """Return the local path for the location of an artifact or a folder inside an artifact.
@@ -294,9 +299,8 @@ def locate(location: str) -> Path:
     except DataCorrupt:
         if not storage.is_remote(location):
             raise
-        store, kind, name, _ = _split_location(location)
-        artifact = local_directory(store) / kind / name
-        artifact_files.find_marker(artifact).unlink(missing_ok=True)  # makes `lookup` hash the files
+        marker = artifact_files.find_marker(_split_location(location).local_copy)
+        marker.unlink(missing_ok=True)  # makes `lookup` hash the files
         return locate_unverified(location)
     return path
 
@@ -348,8 +352,7 @@ def open_shards(location: str) -> ShardsLocation:
     """
     if not storage.is_remote(location):
         return ShardsLocation(locate(location), None)
-    store, kind, key, _ = _split_location(location)
-    local_copy = local_directory(store) / kind / key
+    local_copy = _split_location(location).local_copy
     if (local_copy / manifests.NAME).is_file():
         return ShardsLocation(locate(location), None)
     manifest = artifact_files.read_manifest(location)

@@ -46,6 +46,11 @@ class BuildSpec:
     job: str = ""
     """Name of the RayJob, if any."""
 
+    @property
+    def is_training(self) -> bool:
+        """Whether all workers train together. Otherwise, the stage processes text."""
+        return self.stage in TRAINING_INPUTS
+
 
 def delete_checkpoints(spec: BuildSpec) -> None:
     """Delete the checkpoints of a finished training run."""

@@ -45,14 +45,13 @@ def main(url: str) -> None:
         launchers.run_locally(spec)
 
 
-def request_stop(url: str, timeout_seconds: float) -> None:
+def request_stop(spec: BuildSpec, timeout_seconds: float) -> None:
     """Ask a job's training run to save and stop, and wait for the run to stop.
 
     Args:
-        url: location of the job's build spec.
+        spec: build spec of the job.
         timeout_seconds: longest time to wait.
     """
-    spec = _read_spec(url)
     deadline = time.monotonic() + timeout_seconds
     if not _holds_lease(spec):
         return
@@ -86,7 +85,7 @@ def _end_without_heartbeat(spec: BuildSpec) -> None:
     message = "no step has followed %s for %.0f s: saving a checkpoint and ending the job"
     logger.error(message, spec.job, HEARTBEAT_TIMEOUT_SECONDS)
     try:
-        request_stop(f"{spec.store}/work/{spec.job}.json", _SAVE_TIMEOUT_SECONDS)
+        request_stop(spec, _SAVE_TIMEOUT_SECONDS)
         time.sleep(_EXIT_TIMEOUT_SECONDS)
     finally:
         os._exit(Preempted.exit_code)
@@ -101,14 +100,13 @@ def _forward_stop_request(spec: BuildSpec) -> None:
     if not spec.run:
         return
     request_file = artifacts.local_directory(spec.store) / "runs" / spec.run / "stop"
-    is_forwarded = False
-    while not is_forwarded:
+    while True:
         time.sleep(_STOP_POLL_SECONDS)
         if not request_file.exists():
             continue
         try:
-            request_stop(f"{spec.store}/work/{spec.job}.json", timeout_seconds=0)
-            is_forwarded = True
+            request_stop(spec, timeout_seconds=0)
+            return
         except InfoXLMError as error:
             logger.warning("the request to stop could not be sent to the workers: %s", error)
 
@@ -128,6 +126,6 @@ def _read_spec(url: str) -> BuildSpec:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--leave":
-        request_stop(sys.argv[2], float(sys.argv[3]))
+        request_stop(_read_spec(sys.argv[2]), float(sys.argv[3]))
     else:
         main(sys.argv[1])

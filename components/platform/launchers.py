@@ -80,13 +80,12 @@ def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment
     if existing:
         logger.info("reusing %s/%s/%s, which was built from the same inputs", spec.store, spec.kind, spec.name)
         return existing
-    is_training = spec.stage in builds.TRAINING_INPUTS
-    if cluster == {} and spec.num_workers and is_training and os.environ.get("KFP_POD_NAME"):
+    if cluster == {} and spec.num_workers and spec.is_training and os.environ.get("KFP_POD_NAME"):
         raise ConfigError(
             "cluster is empty, and this step's pod has no GPUs: start the run by `infoxlm submit`, or set `cluster` to "
             "at least {image: name@sha256:…}, or set num_workers to 0 to train on this pod's CPU"
         )
-    if cluster and (spec.num_workers or is_training):
+    if cluster and (spec.num_workers or spec.is_training):
         LAUNCHERS["kuberay"](spec, cluster, step_environment)
     else:
         run_locally(spec)
@@ -116,7 +115,7 @@ def choose_local_launcher() -> Launcher:
 
 def run_in_process(spec: BuildSpec, *_: Any) -> None:
     """Build an artifact in this process."""
-    if spec.stage in builds.TRAINING_INPUTS:
+    if spec.is_training:
         _run_training(spec, _call_in_this_process)
     else:
         _process_text(spec, None)
@@ -131,7 +130,7 @@ def run_on_ray(spec: BuildSpec, *_: Any) -> None:
     """Build an artifact in Ray workers. Training uses Ray Train, and text processing uses Ray tasks."""
     from components.adapters.ray import tasks, train
 
-    if spec.stage in builds.TRAINING_INPUTS:
+    if spec.is_training:
         _run_training(spec, functools.partial(train.launch_training, min_workers=spec.min_workers))
     else:
         with tasks.start_workers(spec.num_workers) as parallel_map:
@@ -140,7 +139,7 @@ def run_on_ray(spec: BuildSpec, *_: Any) -> None:
 
 def run_with_torchrun(spec: BuildSpec, *_: Any) -> None:
     """Build an artifact on this machine. Training uses torch's elastic agent, and text processing a process pool."""
-    if spec.stage in builds.TRAINING_INPUTS:
+    if spec.is_training:
         from components.adapters.torchrun import train
 
         _run_training(spec, train.launch_training)
@@ -159,7 +158,7 @@ def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: En
     from components.adapters.kuberay import job, manifest
     from components.settings.cluster import ClusterConfig
 
-    config = _adapt_cluster(ClusterConfig.parse(cluster, "cluster"), spec.stage)
+    config = _adapt_cluster(ClusterConfig.parse(cluster, "cluster"), spec)
     if not storage.is_remote(spec.store):
         raise ConfigError(f"store: workers of a cluster cannot share {spec.store}: give s3://bucket/prefix")
     name = manifest.make_job_name(spec.stage, spec.store, spec.run or f"{spec.kind}/{spec.name}")
@@ -179,11 +178,11 @@ def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: En
         )
 
 
-def _adapt_cluster(config: "ClusterConfig", stage: str) -> "ClusterConfig":
-    """Adapt the cluster settings to a stage."""
-    if stage not in builds.TRAINING_INPUTS:
+def _adapt_cluster(config: "ClusterConfig", spec: BuildSpec) -> "ClusterConfig":
+    """Adapt the cluster settings to the stage of a build spec."""
+    if not spec.is_training:
         return config.for_text()
-    if stage != "pretrain":  # only pre-training has the same result with any number of workers
+    if spec.stage != "pretrain":  # only pre-training has the same result with any number of workers
         return config.model_copy(update={"min_workers": 0})
     return config
 

@@ -66,7 +66,7 @@ def fetch_model(source: str, store: Path) -> Path:
         SignatureInvalid: a registered version has no valid signature for the configured key.
         StorageUnavailable: the storage, the hub or MLflow does not answer.
     """
-    path = _fetch_unchecked_model(source, store)
+    path = fetch_model_files(source, store, file_names=())
     is_from_storage = _is_storage_uri(source) and not Path(source).exists()
     if is_from_storage:
         directories.check_encoder(path)  # `_fetch_listing` has already compared the files with a manifest
@@ -76,20 +76,16 @@ def fetch_model(source: str, store: Path) -> Path:
 
 
 def fetch_model_files(source: str, store: Path, file_names: Sequence[str]) -> Path:
-    """Return a local directory with some of a model's files, such as the tokenizer files.
+    """Return a local directory with all or some of a model's files, such as the tokenizer files.
 
     Raises the errors of `fetch_model`, but does not check the files.
 
     Args:
         source: source in one of the forms that the module docstring lists. For a single file, its path is returned.
         store: local directory of the store.
-        file_names: names of the requested files. Missing files are skipped, and the directory may have further files.
+        file_names: names of the requested files; empty: all files. Missing files are skipped, and the directory may
+            have further files.
     """
-    return _fetch_unchecked_model(source, store, file_names)
-
-
-def _fetch_unchecked_model(source: str, store: Path, file_names: Sequence[str] = ()) -> Path:
-    """Return the local path of a model with all files, or with at least the named files."""
     if Path(source).exists():
         return Path(source)
     if _is_storage_uri(source):
@@ -329,15 +325,15 @@ def _copy_model(source: str, copies: Path, file_names: Sequence[str]) -> Path:
         the copy's folder, or the copied file if the URI names a single file.
     """
     listing = _list_uri(source, recursive=False)
-    files = listing.files
+    files = dict(listing.files)
     requested_files = {name: files[name] for name in file_names if name in files}
     if requested_files:
-        return _fetch_listing(replace(listing, files=requested_files), copies)
-    if not file_names:
+        files = requested_files
+    elif not file_names:
         for subfolder in _list_model_subfolders(files):
             inner_files = _list_files(storage.open(f"{listing.uri}/{subfolder}"), recursive=True)
             files |= {f"{subfolder}/{name}": entry for name, entry in inner_files.items()}
-    return _fetch_listing(listing, copies)
+    return _fetch_listing(replace(listing, files=files), copies)
 
 
 def _list_model_subfolders(files: Mapping[str, Entry]) -> list[str]:

@@ -44,13 +44,11 @@ def create_user(server: str, user: str, password: str) -> None:
         StorageUnavailable: MLflow does not answer.
     """
     client = _make_client(server)
-    is_new = False
     with translate_errors(f"{server}: user {user}", _ADMIN):
         with ignore_error("RESOURCE_ALREADY_EXISTS"):
             client.create_user(user, password)
-            is_new = True
-        if not is_new:
-            client.update_user_password(user, password)
+            return
+        client.update_user_password(user, password)
 
 
 def grant_access(server: str, user: str, experiment: str, model: str, access: str) -> None:

@@ -185,15 +185,15 @@ def test_failed_upload_of_the_last_checkpoint_fails_the_run(bucket, faults, spec
 @pytest.mark.item("F19")
 def test_stopped_pod_waits_until_the_training_has_saved(bucket, tiny_shards, monkeypatch):
     monkeypatch.setattr(lease, "_POLL_SECONDS", 0.05)
-    spec, location = submit_job(tiny_shards, "j-pretrain-1")
-    job.request_stop(location, 60)  # returns at once, because nothing is trained yet
+    spec, _ = submit_job(tiny_shards, "j-pretrain-1")
+    job.request_stop(spec, 60)  # returns at once, because nothing is trained yet
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(launchers.run, spec)
         while not list_checkpoints():
             assert not training.done(), training.result()
             time.sleep(0.1)
 
-        job.request_stop(location, 60)
+        job.request_stop(spec, 60)
 
         assert lease.read(f"{URL}/{RUN}/lease.json")[0]["holder"] == ""
         with pytest.raises(Preempted):
