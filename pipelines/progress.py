@@ -148,12 +148,9 @@ class Progress:
             tasks: the run's `run_details.task_details`.
             current_time: monotonic time in seconds.
         """
-        pending_since = {}
-        for task in tasks:
-            if task.state == "PENDING":
-                pending_since[task.task_id] = self._pending_since.get(task.task_id, current_time)
-        self._pending_since = pending_since
-        longest_pending_seconds = current_time - min(pending_since.values(), default=current_time)
+        pending_ids = [task.task_id for task in tasks if task.state == "PENDING"]
+        self._pending_since = {task_id: self._pending_since.get(task_id, current_time) for task_id in pending_ids}
+        longest_pending_seconds = current_time - min(self._pending_since.values(), default=current_time)
         minutes = int(longest_pending_seconds) // 60
 
         previous_reminders = self._num_reminders

@@ -82,15 +82,14 @@ def read_compiled_for_cluster(cluster: ClusterFile, pipeline: str) -> tuple[dict
     pod_settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for name, executor in spec["deploymentSpec"]["executors"].items():
         container = executor["container"]
-        if "resources" not in container:  # the step uses its namespace's defaults
-            continue
-        trains_in_own_pod = "accelerator" in container["resources"]
-        container["resources"] = _make_resources(pool if trains_in_own_pod else cluster.steps)
-        if trains_in_own_pod:
+        if "accelerator" in container.get("resources", {}):  # a step that trains in its own pod
+            container["resources"] = _make_resources(pool)
             if pool.gpus:
                 gpus = {"resourceType": pool.accelerator, "resourceCount": str(pool.gpus)}
                 container["resources"]["accelerator"] = gpus
             pod_settings[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
+        elif "resources" in container:  # a step that processes data; all others use their namespace's defaults
+            container["resources"] = _make_resources(cluster.steps)
     return spec, platform
 
 

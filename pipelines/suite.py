@@ -5,8 +5,14 @@ from typing import Any
 from kfp import dsl
 
 from components.suite import measure, plan_suite, summarise
-from pipelines import steps
-from pipelines.steps import LIMITS, PARALLEL_TRIALS
+from pipelines.steps import (
+    LIMITS,
+    PARALLEL_TRIALS,
+    configure_steps,
+    disable_cache,
+    give_gpus,
+    request_default_resources,
+)
 
 
 @dsl.pipeline(
@@ -37,9 +43,7 @@ def suite(
         plan = plan_suite(suite=suite, overrides=overrides, store=store)
         with dsl.ParallelFor(items=plan.output, parallelism=PARALLEL_TRIALS) as batch:
             measurement = measure(batch=batch, num_workers=num_workers, store=store)
-    steps.configure_steps(
-        image, {"plan the trials": plan, "measure trials": measurement, "summarise the trials": summary}
-    )
-    steps.disable_cache(plan, measurement, summary)  # a cached step would not log to the new MLflow run
-    steps.request_default_resources(plan)
-    steps.give_gpus(measurement)
+    configure_steps(image, {"plan the trials": plan, "measure trials": measurement, "summarise the trials": summary})
+    disable_cache(plan, measurement, summary)  # a cached step would not log to the new MLflow run
+    request_default_resources(plan)
+    give_gpus(measurement)

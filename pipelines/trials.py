@@ -15,8 +15,8 @@ from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.run_file import RunConfig
 
 _VARIANT_NAME = re.compile(r"[\w+.:-][\w+.: -]*")
-_DESCRIPTION_KEYS = ("what", "also")
-"""Keys of a variant that do not override settings: its description and its alias."""
+_SPECIAL_KEYS = ("translation", "what", "also")
+"""Keys of a variant that do not override settings of `pretraining`."""
 
 
 def plan_trials(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
@@ -58,10 +58,8 @@ def _apply_overrides(config: RunConfig, variant: Mapping[str, Any]) -> dict[str,
     Raises:
         ConfigError: a setting is invalid, or the variant overrides a missing section.
     """
-    pretraining_overrides = dict(variant)
-    translation_overrides = pretraining_overrides.pop("translation", {})
-    for key in _DESCRIPTION_KEYS:
-        pretraining_overrides.pop(key, None)
+    pretraining_overrides = {key: value for key, value in variant.items() if key not in _SPECIAL_KEYS}
+    translation_overrides = variant.get("translation", {})
     settings = {"pretraining": _override_section(config.pretraining, "pretraining", pretraining_overrides)}
     if config.translation is not None:
         settings["translation"] = _override_section(config.translation, "translation", translation_overrides)

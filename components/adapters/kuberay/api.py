@@ -142,10 +142,10 @@ class RayJobs:
 
     def read_log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
         """Yield the lines of a submitter's log as they arrive, since `since_seconds` ago or (None) since the start."""
-        time_limit = {} if since_seconds is None else {"since_seconds": since_seconds}
+        start = {} if since_seconds is None else {"since_seconds": since_seconds}
         with self._translate_errors("get", "pods/log", ignore_missing=True):
             response = self._core.read_namespaced_pod_log(
-                pod, self.namespace, container=SUBMITTER, follow=True, **time_limit,
+                pod, self.namespace, container=SUBMITTER, follow=True, **start,
                 _preload_content=False, _request_timeout=_LOG_TIMEOUT,
             )  # fmt: skip
             try:

@@ -87,10 +87,11 @@ def render(
     variables = _make_environment(cluster, step_environment, environment)
     # When the RayJob is deleted, KubeRay stops the job, and Ray kills the driver after this time.
     variables.append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _compute_saving_seconds(cluster)})
-    replicas = {"replicas": pod_count, "minReplicas": pod_count, "maxReplicas": pod_count}
     workers = {
         "groupName": "workers",
-        **replicas,
+        "replicas": pod_count,
+        "minReplicas": pod_count,
+        "maxReplicas": pod_count,
         "rayStartParams": {},
         "template": _make_worker_template(cluster, work, variables, num_workers, gpus_per_pod),
     }

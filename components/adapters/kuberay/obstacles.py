@@ -176,16 +176,12 @@ def _find_image_obstacle(pod: Any, warnings: list[str]) -> Obstacle | None:
 
 def _list_messages_since(events: list[Any], creation_time: str) -> list[str]:
     """Return the messages of events since a job's creation, oldest first. Earlier events concern an earlier job."""
-    job_events = [event for event in events if not _read_time(event) or _read_time(event) >= _to_seconds(creation_time)]
+    start = creation_time[:_TIMESTAMP_LENGTH]
+    job_events = [event for event in events if not _read_time(event) or _read_time(event) >= start]
     job_events.sort(key=_read_time)
     return [event.message for event in job_events]
 
 
 def _read_time(event: Any) -> str:
-    """Return the time of an event, or "" if it has none."""
-    return _to_seconds(str(event.last_timestamp or event.event_time or ""))
-
-
-def _to_seconds(timestamp: str) -> str:
-    """Shorten a timestamp to 2026-01-31T12:00:00, without the time zone."""
-    return timestamp.replace(" ", "T")[:_TIMESTAMP_LENGTH]
+    """Return the time of an event, such as 2026-01-31T12:00:00, or "" if it has none."""
+    return str(event.last_timestamp or event.event_time or "").replace(" ", "T")[:_TIMESTAMP_LENGTH]
