@@ -38,13 +38,13 @@ TASK_SECONDS = 0.0004  # CPU time of the driver for one Ray task
 ROWS_PER_TASK = 1 << 17
 
 
-def write_rows(folder: Path, row_count: int) -> None:
+def write_rows(directory: Path, row_count: int) -> None:
     """Write rows of text as JSON Lines, in several files per language."""
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     for language in LANGUAGES:
         messages = read_messages(language)
         for number in range(FILES_PER_LANGUAGE):
-            with (folder / f"{language}-{number}.jsonl").open("w", encoding="utf-8") as file:
+            with (directory / f"{language}-{number}.jsonl").open("w", encoding="utf-8") as file:
                 for row in range(number, row_count // len(LANGUAGES), FILES_PER_LANGUAGE):
                     copy, message = divmod(row, len(messages))
                     is_marked = row % UNMARKED > 0
@@ -90,7 +90,7 @@ class MeasuredTask:
 
 
 def make_config(text: Path) -> PreparationConfig:
-    """Make the config for preparing the rows in a folder."""
+    """Make the config for preparing the rows in a directory."""
     corpora = []
     for path in sorted(text.iterdir()):
         language = path.name.partition("-")[0]
@@ -118,9 +118,9 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
             memory_of_tasks.append(memory)
             yield record
 
-    with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
-        files = storage.open(f"{files_location}/{os.getpid()}" if files_location else f"{folder}/files")
-        output = Path(folder) / "corpus"
+    with tempfile.TemporaryDirectory(dir=scratch_directory()) as directory:
+        files = storage.open(f"{files_location}/{os.getpid()}" if files_location else f"{directory}/files")
+        output = Path(directory) / "corpus"
         start_seconds = time.process_time()
         report = preparation.prepare(make_config(text), output, files, measure)
         process_seconds = time.process_time() - start_seconds
@@ -151,11 +151,11 @@ def peak_memory() -> float:
     return int(line.split()[1]) / 2**10
 
 
-def scratch_folder() -> Path:
-    """Return a folder on disk, because /tmp may be in memory."""
-    folder = Path(os.environ.get("TMPDIR", "/var/tmp"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def scratch_directory() -> Path:
+    """Return a directory on disk, because /tmp may be in memory."""
+    directory = Path(os.environ.get("TMPDIR", "/var/tmp"))
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def clean_document(document: Any) -> bool:
@@ -188,22 +188,22 @@ def run_peer(text: Path) -> dict[str, Any]:
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.writers.jsonl import JsonlWriter
 
-    with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
+    with tempfile.TemporaryDirectory(dir=scratch_directory()) as directory:
         config = ExactDedupConfig(content_getter=near_key_of)
         stages: list[tuple[int, list[Any]]] = [
-            (PEER_TASKS, [JsonlReader(str(text)), LambdaFilter(clean_document), JsonlWriter(f"{folder}/clean")]),
-            (PEER_TASKS, [JsonlReader(f"{folder}/clean"), ExactDedupSignature(f"{folder}/signatures", config)]),
-            (1, [ExactFindDedups(f"{folder}/signatures", f"{folder}/duplicates", config)]),
+            (PEER_TASKS, [JsonlReader(str(text)), LambdaFilter(clean_document), JsonlWriter(f"{directory}/clean")]),
+            (PEER_TASKS, [JsonlReader(f"{directory}/clean"), ExactDedupSignature(f"{directory}/signatures", config)]),
+            (1, [ExactFindDedups(f"{directory}/signatures", f"{directory}/duplicates", config)]),
             (PEER_TASKS, [
-                JsonlReader(f"{folder}/clean"), ExactDedupFilter(f"{folder}/duplicates", config),
-                JsonlWriter(f"{folder}/result", compression=None),
+                JsonlReader(f"{directory}/clean"), ExactDedupFilter(f"{directory}/duplicates", config),
+                JsonlWriter(f"{directory}/result", compression=None),
             ]),
         ]  # fmt: skip
         start_seconds = time.process_time()
         for number, (task_count, pipeline) in enumerate(stages):
-            LocalPipelineExecutor(pipeline, task_count, workers=1, logging_dir=f"{folder}/logs/{number}").run()
+            LocalPipelineExecutor(pipeline, task_count, workers=1, logging_dir=f"{directory}/logs/{number}").run()
         seconds = time.process_time() - start_seconds
-        row_count = sum(1 for path in Path(folder, "result").glob("*") for _ in path.open("rb"))
+        row_count = sum(1 for path in Path(directory, "result").glob("*") for _ in path.open("rb"))
     return {
         "kept": row_count, "digest": "", "tasks": seconds, "driver": 0.0, "task_memory": peak_memory(),
         "driver_memory": 0.0,
@@ -254,8 +254,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     results: dict[int, dict[str, Any]] = {}
     for rows in options.rows:
-        with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
-            text = f"{folder}/text"
+        with tempfile.TemporaryDirectory(dir=scratch_directory()) as directory:
+            text = f"{directory}/text"
             write_rows(Path(text), rows)
             for files, workers in itertools.product(options.files, options.workers):
                 results[rows] = run_case(sys.executable, text, workers, files)

@@ -69,7 +69,7 @@ def upload(shards: Path) -> None:
 
 
 def make_cache(shards: Path, cache: Path) -> Path:
-    """Make a cache folder that contains only the manifest of uploaded shards, without their parts."""
+    """Make a cache directory that contains only the manifest of uploaded shards, without their parts."""
     cache.mkdir()
     shutil.copy(shards / manifests.NAME, cache)
     return cache
@@ -92,19 +92,19 @@ def train_alone(shards: Path, run: Path, source: storage.Store | None = None) ->
         return executor.submit(train, shards, run, source).result()
 
 
-def main(folder: Path) -> None:
+def main(directory: Path) -> None:
     """Measure the time to open shards, the first batch, and whole training runs. Print the results."""
-    shards = write_shards(folder / "billion", PART_TOKENS, parts=960)
+    shards = write_shards(directory / "billion", PART_TOKENS, parts=960)
     start = time.monotonic()
     Sampler(open_shards(shards), make_config(window=10**9))
     print(f"open 10^9 tokens: {time.monotonic() - start:.2f} s")
 
-    with s3.serve(folder) as url, faulty(url) as proxy:
+    with s3.serve(directory) as url, faulty(url) as proxy:
         os.environ |= s3.environment(url)
         s3.bucket(url, "models")
-        measure_first_batch(folder)
+        measure_first_batch(directory)
         # With six sequences per part, a step of eight sequences uses as many parts as a step of the config `base`.
-        shards = write_shards(folder / "small", 6 * BLOCK_TOKENS, parts=1000)
+        shards = write_shards(directory / "small", 6 * BLOCK_TOKENS, parts=1000)
         upload(shards)
         os.environ["AWS_ENDPOINT_URL"] = proxy.url
         answer = proxy.next
@@ -114,26 +114,26 @@ def main(folder: Path) -> None:
             return answer(*request)
 
         proxy.next = answer_late  # type: ignore[method-assign]
-        compare_training_speed(shards, folder)
+        compare_training_speed(shards, directory)
 
 
-def measure_first_batch(folder: Path) -> None:
+def measure_first_batch(directory: Path) -> None:
     """Measure the time until the first batch from large shards on S3."""
-    shards = write_shards(folder / "large", PART_TOKENS, parts=100)
+    shards = write_shards(directory / "large", PART_TOKENS, parts=100)
     upload(shards)
-    cache = make_cache(shards, folder / "cache")
+    cache = make_cache(shards, directory / "cache")
     start = time.monotonic()
     Sampler(open_shards(cache, storage.open(URI)), make_config(window=128_000_000)).draw(0, range(4))
     print(f"first batch of 400 MB on S3, window of 128 MB: {time.monotonic() - start:.2f} s")
 
 
-def compare_training_speed(shards: Path, folder: Path) -> None:
+def compare_training_speed(shards: Path, directory: Path) -> None:
     """Train from a directory and from S3 in turn, check that the losses are equal, and print the speed ratio."""
     ratios = []
     for number in range(ROUNDS):
-        local_losses, local_speed = train_alone(shards, folder / f"local{number}")
-        cache = make_cache(shards, folder / f"cache{number}")
-        remote_losses, remote_speed = train_alone(cache, folder / f"remote{number}", storage.open(URI))
+        local_losses, local_speed = train_alone(shards, directory / f"local{number}")
+        cache = make_cache(shards, directory / f"cache{number}")
+        remote_losses, remote_speed = train_alone(cache, directory / f"remote{number}", storage.open(URI))
         assert remote_losses == local_losses
         ratios.append(remote_speed / local_speed)
     print(f"S3 with 20 ms against local: {statistics.median(ratios):.3f} (median of {ROUNDS})")

@@ -56,9 +56,9 @@ def plan_settings(
 
     Args:
         start: source of the encoder, as in `pretraining.model.start`.
-        pairs: files or folders of translations.
+        pairs: files or directories of translations.
         languages: language codes; the first language is a side of every pair.
-        guard: folder of the guard set.
+        guard: directory of the guard set.
         prefix: text before every sentence; None uses the encoder's default prompt.
         store: directory of the store, which receives copies of remote files.
 
@@ -128,13 +128,13 @@ def count_pairs(preparation: PreparationConfig, store: Path, limit: int) -> int:
     return count
 
 
-def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> None:
+def write_default_guard(directory: Path, languages: Sequence[str], store: Path) -> None:
     """Write the default guard set. An adapted encoder may lose at most half a point on this set.
 
     The set contains general software messages in aligned files, such as guard.en-de.en and guard.en-de.de.
 
     Args:
-        folder: folder to create; an existing folder is not changed.
+        directory: directory to create; an existing directory is not changed.
         languages: languages of the run, all aligned with the first language. Languages without messages are omitted.
         store: directory of the store.
 
@@ -142,22 +142,22 @@ def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> 
         InputError: no messages exist in these languages.
         StorageUnavailable: the package index does not answer.
     """
-    if folder.is_dir():
+    if directory.is_dir():
         return
     pivot = languages[0]
     pairs_by_language = _read_guard_pairs(languages, store)
     if not pairs_by_language:
         raise InputError(f"The default guard set has no messages in {', '.join(languages)}. Give a set with --guard.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".guard-", dir=folder.parent) as scratch:
-        unfinished_folder = Path(scratch) / "guard"
-        unfinished_folder.mkdir()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".guard-", dir=directory.parent) as scratch:
+        unfinished_directory = Path(scratch) / "guard"
+        unfinished_directory.mkdir()
         for language, translations in pairs_by_language.items():
-            source_file = unfinished_folder / f"guard.{pivot}-{language}.{pivot}"
-            target_file = unfinished_folder / f"guard.{pivot}-{language}.{language}"
+            source_file = unfinished_directory / f"guard.{pivot}-{language}.{pivot}"
+            target_file = unfinished_directory / f"guard.{pivot}-{language}.{language}"
             source_file.write_text("\n".join(translations.keys()) + "\n", encoding="utf-8")
             target_file.write_text("\n".join(translations.values()) + "\n", encoding="utf-8")
-        unfinished_folder.rename(folder)  # atomic, so that no reader sees a partial guard set
+        unfinished_directory.rename(directory)  # atomic, so that no reader sees a partial guard set
 
 
 def _read_guard_pairs(languages: Sequence[str], store: Path) -> dict[str, dict[str, str]]:

@@ -110,7 +110,7 @@ def read_summary(store: str | Path) -> str:
 class RunRecord(TypedDict):
     """The content of run.json: id, digest of the arguments, and status of a store's last run.
 
-    The pattern of `run` rejects paths, because a folder with this name is deleted.
+    The pattern of `run` rejects paths, because a directory with this name is deleted.
     """
 
     run: Annotated[str, Field(pattern=r"^\w[^/\x00]*$")]

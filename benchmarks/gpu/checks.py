@@ -173,8 +173,8 @@ def save_reference(path: Path, small: bool) -> None:
 
 def check_step(small: bool) -> Iterator[Row]:
     """Compare a step's loss and gradient in bf16 with fp32 on the CPU, computed by another process."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "reference.pt"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "reference.pt"
         command = [sys.executable, "-m", "benchmarks.gpu", f"--reference={path}"]
         if small:
             command.append("--cpu")
@@ -229,8 +229,8 @@ def check_fewer_gpus_than_workers(small: bool) -> Iterator[Row]:
     from components.adapters.torchrun import train
 
     gpus = devices.count_gpus()
-    with tempfile.TemporaryDirectory() as folder:
-        workers = train.launch_training(count_workers, gpus + 1, run=Path(folder))["workers"]
+    with tempfile.TemporaryDirectory() as directory:
+        workers = train.launch_training(count_workers, gpus + 1, run=Path(directory))["workers"]
     yield {"GPUs": gpus, "workers": workers, "ok": workers == max(1, gpus)}
 
 

@@ -72,13 +72,13 @@ def compare_losses(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
         limit: largest relative difference of losses.
     """
     losses: dict[str, np.ndarray] = {}
-    with tempfile.TemporaryDirectory(prefix="infoxlm-gpu-") as folder:
-        text = write_shards(Path(folder) / "shards")
+    with tempfile.TemporaryDirectory(prefix="infoxlm-gpu-") as directory:
+        text = write_shards(Path(directory) / "shards")
         for training in TRAININGS:
             if training.workers > gpus:
                 yield {"training": training.name, "skipped": f"{gpus} GPU"}
                 continue
-            run = Path(folder) / training.name.replace(" ", "-").replace(",", "")
+            run = Path(directory) / training.name.replace(" ", "-").replace(",", "")
             run.mkdir()
             options = {"sharded": training.sharded, "killed": training.killed}
             torchrun.launch_training(train, training.workers, run, text=text, **options)

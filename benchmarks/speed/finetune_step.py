@@ -120,10 +120,10 @@ def make_models(size: dict, words: int, tokenizer: Path):
     )
     initialise(model, inputs.SEED)
     inputs.add_noise(model, inputs.SEED)
-    with tempfile.TemporaryDirectory() as folder:
-        task_models.export(model, tokenizer, Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        task_models.export(model, tokenizer, Path(directory))
         peer = AutoModelForSequenceClassification.from_pretrained(
-            folder, attn_implementation="sdpa", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+            directory, attn_implementation="sdpa", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
         )
     peer.get_parameter(pretrained.TYPE_ROW).requires_grad_(False)  # our position embeddings include this row
     return model, peer

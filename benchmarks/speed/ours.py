@@ -38,8 +38,8 @@ class FixedBatchLearner(InfoXLMLearner):
     """The product's learner, on batches that do not come from shards."""
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
-        with TemporaryDirectory() as folder:
-            shards = open_shards(write_two_pairs(Path(folder), model.encoder.size.vocabulary))
+        with TemporaryDirectory() as directory:
+            shards = open_shards(write_two_pairs(Path(directory), model.encoder.size.vocabulary))
             super().__init__(config, model, shards)
         if self.has_contrast:
             self.make_contrast_hard()

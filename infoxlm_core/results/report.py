@@ -163,7 +163,7 @@ def _build_cleaning_section(line_counts: Mapping[str, Any], warnings: Sequence[s
 
 
 def describe_run(
-    scores: Mapping[str, Any], metrics: Mapping[str, float], datasets: Iterable[Dataset], folder: str
+    scores: Mapping[str, Any], metrics: Mapping[str, float], datasets: Iterable[Dataset], directory: str
 ) -> str:
     """Describe an evaluated run for MLflow: the model, its text, links to the report, and headline metrics.
 
@@ -171,7 +171,7 @@ def describe_run(
         scores: content of scores.json.
         metrics: metrics of the run, including costs. Metrics of other models start with the model's name.
         datasets: corpora on which the model was trained and evaluated.
-        folder: directory of the report among the run's files.
+        directory: directory of the report among the run's files.
     """
     model = scores["model"]
     encoder = scores["models"][model]["encoder"]
@@ -182,7 +182,7 @@ def describe_run(
     corpora = list(datasets)
     sentences += _describe_corpora("Trained on", [corpus for corpus in corpora if not corpus.held_out])
     sentences += _describe_corpora("Evaluated on", [corpus for corpus in corpora if corpus.held_out])
-    links = f"[Report]({LINK}{folder}/report.html) · [model card]({LINK}{folder}/model_card.md)"
+    links = f"[Report]({LINK}{directory}/report.html) · [model card]({LINK}{directory}/model_card.md)"
     other_models = [name for name in scores["models"] if name != model]
     table = _tabulate_headlines(model, other_models, metrics)
     # MLflow shows only the first lines of a description, so the links come before the table.

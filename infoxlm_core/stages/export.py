@@ -45,7 +45,7 @@ class ExportSettings:
     texts: Sequence[Path] = ()
     """Text files with one sentence per line. Pieces that do not occur in the text are removed from the vocabulary."""
     data: Path | None = None
-    """Folder of aligned sentences for measuring retrieval."""
+    """Directory of aligned sentences for measuring retrieval."""
     pivot: str = "en"
     """Language with which all other languages in `data` are aligned."""
 
@@ -68,8 +68,8 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
     """
     check_settings(settings, output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
-        unfinished_output = Path(folder, output.name)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as directory:
+        unfinished_output = Path(directory, output.name)
         measurements = _write_export(source, name, settings, unfinished_output)
         manifests.move_into_place(unfinished_output, output)
     return measurements

@@ -95,8 +95,8 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
     start_point = MergedAccuracies(0.0, **start_accuracies, guard_lower=0.0)
     candidates = []
     for weight in sorted(set(config.merge)):
-        with tempfile.TemporaryDirectory(prefix="infoxlm-merge-") as folder:
-            merged_encoder = Path(folder, "encoder")
+        with tempfile.TemporaryDirectory(prefix="infoxlm-merge-") as directory:
+            merged_encoder = Path(directory, "encoder")
             interpolate(start, encoder, weight, merged_encoder)
             accuracies, guard_scores = _measure(merged_encoder, config, held_out)
         gain_interval = paired_bootstrap(guard_scores, start_scores)

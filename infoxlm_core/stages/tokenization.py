@@ -61,9 +61,9 @@ def tokenize(
             and SentencePiece differ.
     """
     manifest = manifests.load_verified(corpus, "corpus", producer="prepare_corpus")
-    folder = output / "tokenizer"
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer, tokenizer_file = _make_tokenizer(config, corpus, folder)
+    directory = output / "tokenizer"
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer, tokenizer_file = _make_tokenizer(config, corpus, directory)
     encode_in_parallel = parallel_map or ProcessPoolMap(config.processes)
     tables = _encode(corpus, tokenizer, config.block_tokens, output, encode_in_parallel)
     sequences = 0
@@ -77,7 +77,7 @@ def tokenize(
     shard_facts: dict[str, Any] = {
         "sequences": sequences,
         "tokens": tokens,
-        "tokenizer": f"sha256:{manifests.file_sha256(folder / tokenizer_file)}",
+        "tokenizer": f"sha256:{manifests.file_sha256(directory / tokenizer_file)}",
         "corpus": manifest["digest"],
         "tables": tables,
         "block_tokens": config.block_tokens,
@@ -104,17 +104,17 @@ class CreatedTokenizer(NamedTuple):
     file_name: str  # file whose digest identifies the tokenizer
 
 
-def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> tuple[SerializedTokenizer, str]:
-    """Write a tokenizer to a folder. Return the tokenizer and the name of the file that identifies it."""
+def _make_tokenizer(config: TokenizationConfig, corpus: Path, directory: Path) -> tuple[SerializedTokenizer, str]:
+    """Write a tokenizer to a directory. Return the tokenizer and the name of the file that identifies it."""
     source_files = tokenizers.find_files(Path(config.model)) if config.model else []
     if source_files and source_files[0].suffix == ".json":
-        tokenizer = _copy_fast_tokenizer(source_files, folder)
+        tokenizer = _copy_fast_tokenizer(source_files, directory)
     elif source_files:
         # XLM-R's tokenizer.json and SentencePiece model differ on a few sentences with two equally good segmentations.
-        tokenizer = _write_sentencepiece(_read_model(source_files[0]), folder, corpus, max_different_share=0.001)
+        tokenizer = _write_sentencepiece(_read_model(source_files[0]), directory, corpus, max_different_share=0.001)
     else:
         # The scores of a new model are rounded, so both segmentations are always equal.
-        tokenizer = _write_sentencepiece(_train_model(config, corpus), folder, corpus, max_different_share=0.0)
+        tokenizer = _write_sentencepiece(_train_model(config, corpus), directory, corpus, max_different_share=0.0)
     vocabulary_size = tokenizer.vocabulary.size
     if config.vocabulary_size not in (None, vocabulary_size):
         raise TokenizerMismatch(
@@ -127,19 +127,19 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
     return SerializedTokenizer(tokenizer.model, tokenizer.vocabulary, config.prefix), tokenizer.file_name
 
 
-def _copy_fast_tokenizer(source_files: list[Path], folder: Path) -> CreatedTokenizer:
+def _copy_fast_tokenizer(source_files: list[Path], directory: Path) -> CreatedTokenizer:
     """Copy a model's tokenizer files. The first file is tokenizer.json."""
-    fast_tokenizer = tokenizers.copy_files(source_files[0], source_files[1:], folder)
+    fast_tokenizer = tokenizers.copy_files(source_files[0], source_files[1:], directory)
     vocabulary = tokenizers.read_vocabulary(fast_tokenizer, source_files[0])
     model = serialize(fast_tokenizer.backend_tokenizer, vocabulary.special_ids)
     return CreatedTokenizer(model, vocabulary, fast_tokenizer.all_special_tokens, tokenizers.FAST)
 
 
-def _write_sentencepiece(model: bytes, folder: Path, corpus: Path, max_different_share: float) -> CreatedTokenizer:
+def _write_sentencepiece(model: bytes, directory: Path, corpus: Path, max_different_share: float) -> CreatedTokenizer:
     """Write a SentencePiece model and the equivalent tokenizer.json, and compare both on the corpus."""
-    (folder / tokenizers.MODEL).write_bytes(model)
-    tokenizers.write_fast(model, folder)
-    _compare_tokenizers(folder, model, corpus, max_different_share)
+    (directory / tokenizers.MODEL).write_bytes(model)
+    tokenizers.write_fast(model, directory)
+    _compare_tokenizers(directory, model, corpus, max_different_share)
     vocabulary = Vocabulary.xlm_r(tokenizers.vocabulary_size(model))
     return CreatedTokenizer(model, vocabulary, list(SPECIAL_TOKENS), tokenizers.MODEL)
 
@@ -159,10 +159,10 @@ def _read_model(path: Path) -> bytes:
 def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
     """Draw the sentences for training the vocabulary. A sentence may be repeated."""
     sentence_counts: dict[str, int] = {}  # language -> number of sentences
-    for folder in sorted(corpus.glob("mono/*")):
-        count = sum(count_rows(path) for path in folder.glob("*.parquet"))
+    for directory in sorted(corpus.glob("mono/*")):
+        count = sum(count_rows(path) for path in directory.glob("*.parquet"))
         if count:
-            sentence_counts[folder.name] = count
+            sentence_counts[directory.name] = count
     if not sentence_counts:
         raise CorpusTooSmall(f"{corpus}/mono has no text to train a vocabulary: prepare more text")
     drawn_counts = _choose_sentence_counts(np.array(list(sentence_counts.values())), config)
@@ -236,18 +236,18 @@ def _explain_failure(message: str, config: TokenizationConfig, text_description:
     return CorpusTooSmall(f"{problem} ({reason}): lower tokenization.vocabulary_size or prepare more text")
 
 
-def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_share: float) -> None:
+def _compare_tokenizers(directory: Path, model: bytes, corpus: Path, max_different_share: float) -> None:
     """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on too large a share of the texts."""
-    fast_tokenizer = tokenizers.load_fast(folder).backend_tokenizer
+    fast_tokenizer = tokenizers.load_fast(directory).backend_tokenizer
     encode = load_encoder(model)
     compared_count = 0
     differences = []
-    for language_folder in sorted(corpus.glob("mono/*")):
-        texts = _read_comparable_texts(language_folder)
+    for language_directory in sorted(corpus.glob("mono/*")):
+        texts = _read_comparable_texts(language_directory)
         encodings = fast_tokenizer.encode_batch(texts, add_special_tokens=False)
         for text, token_ids, encoding in zip(texts, encode(texts), encodings, strict=True):
             if token_ids.tolist() != encoding.ids:
-                differences.append(f"{language_folder.name} {text!r:.80}")
+                differences.append(f"{language_directory.name} {text!r:.80}")
         compared_count += len(texts)
     equal_count = compared_count - len(differences)
     logger.info("tokenizer.json equals SentencePiece on %d of %d sentences", equal_count, compared_count)
@@ -258,9 +258,9 @@ def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_
         )
 
 
-def _read_comparable_texts(folder: Path) -> list[str]:
+def _read_comparable_texts(directory: Path) -> list[str]:
     """Return a language's first sentences without special tokens, which SentencePiece reads as plain text."""
-    texts = (text for text in _read_texts(folder) if not any(token in text for token in SPECIAL_TOKENS))
+    texts = (text for text in _read_texts(directory) if not any(token in text for token in SPECIAL_TOKENS))
     return list(itertools.islice(texts, COMPARED_SENTENCES))
 
 
@@ -311,9 +311,9 @@ def _iterate_results(
         advance(len(chunk.rows))
 
 
-def _read_texts(folder: Path) -> Iterator[str]:
+def _read_texts(directory: Path) -> Iterator[str]:
     """Yield a language's sentences in order, without reading a whole file into memory."""
-    for path in sorted(folder.glob("*.parquet")):
+    for path in sorted(directory.glob("*.parquet")):
         for chunk in _iterate_chunks(path):
             yield from chunk[TEXT].to_pylist()
 

@@ -16,7 +16,7 @@ Observe = Callable[[int], dict[str, float]]  # runs the evaluations due after a 
 class System:
     """A way to pre-train an encoder.
 
-    To add a system, implement this class in a new file or folder of this package, then register the class in
+    To add a system, implement this class in a new file or directory of this package, then register the class in
     `table.SYSTEMS` and in the config.
     """
 

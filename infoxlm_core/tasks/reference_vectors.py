@@ -199,7 +199,7 @@ def _run_plain_transformers(python: str, request: Mapping[str, Any], name: str) 
     Raises:
         InputError: `python` cannot be run, or cannot load the model `name`.
     """
-    # The option -I removes PYTHONPATH and the script's folder from the import path.
+    # The option -I removes PYTHONPATH and the script's directory from the import path.
     command = [python, "-I", plain_transformers.__file__]
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",

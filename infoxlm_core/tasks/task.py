@@ -47,7 +47,7 @@ class Task(Generic[Settings]):
     """Base class of all tasks.
 
     The methods `check`, `list_test_files`, `read_training` and `measure` call the function of the same name in the
-    module `run` of the task's folder. Subclasses override defaults as needed.
+    module `run` of the task's directory. Subclasses override defaults as needed.
     """
 
     name: ClassVar[str]
@@ -86,7 +86,7 @@ class Task(Generic[Settings]):
 
     @property
     def run_module(self) -> Any:
-        """The module `run` in the task's folder. It is imported on first use, because it imports torch."""
+        """The module `run` in the task's directory. It is imported on first use, because it imports torch."""
         return importlib.import_module(f"infoxlm_core.tasks.{self.name}.run")
 
     def list_test_files(self, settings: Settings) -> list[Path]:

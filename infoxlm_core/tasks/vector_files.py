@@ -64,7 +64,7 @@ def embed_cached(embedder: Embedder, model_digest: str, sentences: Sequence[str]
         embedder: embedder for the sentences.
         model_digest: digest of the embedder's model files.
         sentences: N sentences.
-        cache: folder for cached vectors.
+        cache: directory for cached vectors.
     """
     key = {
         "model": model_digest,

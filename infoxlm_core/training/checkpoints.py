@@ -419,7 +419,7 @@ class Checkpoints:
 
 
 def _replace_with_copy(source: Path, target: Path) -> None:
-    """Replace the target by a copy of a source file, or by hard links to the files of a source folder.
+    """Replace the target by a copy of a source file, or by hard links to the files of a source directory.
 
     If the source does not exist, only delete the target.
     """

@@ -21,7 +21,7 @@ def adapt(
     pairs: Annotated[
         list[str],
         typer.Option(
-            help="Translations: a file .tmx, .xliff, .tsv, .jsonl or .parquet, or a folder, wheel or zip file with "
+            help="Translations: a file .tmx, .xliff, .tsv, .jsonl or .parquet, or a directory, wheel or zip file with "
             "gettext catalogs. Repeatable."
         ),
     ],
@@ -31,7 +31,7 @@ def adapt(
     guard: Annotated[
         str,
         typer.Option(
-            help="Folder of aligned sentences, such as Tatoeba, on which the result may lose at most half a point. "
+            help="Directory of aligned sentences, such as Tatoeba, on which the result may lose at most half a point. "
             "Default: messages of Django from the package index."
         ),
     ] = "",
@@ -75,10 +75,10 @@ def adapt(
     from pipelines.infoxlm import infoxlm
 
     local_store = artifacts.local_directory(store)
-    guard_folder = guard or str(config.parent / f"guard-{'-'.join(codes)}")
+    guard_directory = guard or str(config.parent / f"guard-{'-'.join(codes)}")
     if not guard:
-        adaptation.write_default_guard(Path(guard_folder), codes, local_store)
-    settings = adaptation.plan_settings(start, pairs, codes, guard_folder, prefix, local_store)
+        adaptation.write_default_guard(Path(guard_directory), codes, local_store)
+    settings = adaptation.plan_settings(start, pairs, codes, guard_directory, prefix, local_store)
     settings["registration.name"] = config.stem  # the gate cannot compare models trained on different translations
     run_config = adaptation.write_config(config, CONFIGS / "adapt.yaml", settings, set_ or ())
     typer.echo(f"settings    {config}")

@@ -33,7 +33,7 @@ def export(
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of aligned sentences on which the retrieval loss is measured.")
+        Path | None, typer.Option(help="Directory of aligned sentences on which the retrieval loss is measured.")
     ] = None,
     pivot: Annotated[str, typer.Option(help="Language with which all other languages of --data are aligned.")] = "en",
     store: Store = "runs",

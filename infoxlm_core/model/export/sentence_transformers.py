@@ -57,7 +57,7 @@ def _write_modules(encoder: SentenceEncoder, directory: Path) -> None:
     """Write modules.json and the pooling config."""
     path_by_module = {"Transformer": "", "Pooling": POOLING}
     if encoder.settings.normalise:
-        path_by_module["Normalize"] = "2_Normalize"  # a folder that does not exist, because this module has no files
+        path_by_module["Normalize"] = "2_Normalize"  # a directory that does not exist, because this module has no files
     modules = []
     for number, (name, path) in enumerate(path_by_module.items()):
         modules.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
@@ -128,6 +128,6 @@ def _write_tokenizer_settings(source: Path, directory: Path, max_tokens: int) ->
 
 
 def _write_json(path: Path, content: Any) -> None:
-    """Write a JSON file, and create its folder if necessary."""
+    """Write a JSON file, and create its directory if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from infoxlm_core.errors import InputError
 MODULES = "modules.json"
 """File that lists the modules of a sentence-transformers model."""
 POOLING = "1_Pooling"
-"""Folder of the second module. This module pools token vectors to a sentence vector."""
+"""Directory of the second module. This module pools token vectors to a sentence vector."""
 TRANSLATOR = "infoxlm-translator"
 """Model type of our translators. Transformers has no class for this type."""
 _CODE_SUFFIXES = (".pt", ".pth", ".pkl", ".py")
@@ -86,11 +86,11 @@ def check_no_code(directory: Path) -> None:
 
 
 def _check_index(path: Path) -> None:
-    """Raise InputError if an index names weight files outside its folder, because Transformers would load the files."""
+    """Raise InputError if an index lists weight files outside its directory, because Transformers would load them."""
     index = user_files.read_json(path, Index, "export the model again")
     for file_name in index["weight_map"].values():
         if Path(file_name).name != file_name:
-            raise InputError(f"{path}: {file_name!r:.200} is not in this folder: export the model again")
+            raise InputError(f"{path}: {file_name!r:.200} is not in this directory: export the model again")
 
 
 def _check_built_in_class(path: Path) -> None:

@@ -42,7 +42,7 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
 
 
 def _copy_other_files(encoder: Path, output: Path) -> None:
-    """Copy a model's files and folders, except its weights, projection and manifest."""
+    """Copy a model's files and directories, except its weights, projection and manifest."""
     output.mkdir(parents=True)
     weight_files = {*encoder.glob("model.safetensors*"), *encoder.glob("model-*.safetensors")}  # including their index
     for path in encoder.iterdir():

@@ -14,7 +14,7 @@ FACT = "origin"
 """Key of the origin in the manifest's facts, if an encoder was trained from a published model."""
 _CARD = "README.md"
 _HUB_FOLDER = "models--"
-"""Prefix of model folders in the hub's cache, such as models--intfloat--multilingual-e5-small."""
+"""Prefix of model directories in the hub's cache, such as models--intfloat--multilingual-e5-small."""
 
 
 class Origin(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""Find and read labelled text. File names in a folder follow one of these public test sets:
+"""Find and read labelled text. File names in a directory follow one of these public test sets:
 
 XTREME     train-en.tsv  dev-ar.tsv  test-ar.tsv           no header: text, text_pair, label
 XNLI       xnli.dev.tsv  xnli.test.tsv                     language, gold_label, …, sentence1, sentence2, …
@@ -49,16 +49,16 @@ class LabelledFile(NamedTuple):
 
 
 def find_labelled_files(path: Path) -> list[LabelledFile]:
-    """Find labelled files: the path itself, or every file of a folder with a split in its name.
+    """Find labelled files: the path itself, or every file of a directory with a split in its name.
 
     Raises:
-        InputError: the path does not exist, its format is not supported, or no file name in the folder has a split.
+        InputError: the path does not exist, its format is not supported, or no file name in the directory has a split.
     """
     if not path.exists():
-        raise InputError(f"{path}: no such file or folder. Check the path.")
+        raise InputError(f"{path}: no such file or directory. Check the path.")
     if path.is_file():
         if path.suffix not in SUFFIXES:
-            raise InputError(f"{path}: give labelled text as .csv, .tsv or .parquet, or a folder (data).")
+            raise InputError(f"{path}: give labelled text as .csv, .tsv or .parquet, or a directory (data).")
         return [_parse_name(path)]
     files = []
     for file in user_files.list_tree(path):
@@ -72,22 +72,23 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
             logger.warning("%s: ignored, because its name contains no split (train, dev, test)", file)
     if not files:
         raise InputError(
-            f"{path}: no labelled text in this folder. Use the layout of XTREME (train-en.tsv), XNLI (xnli.dev.tsv), "
-            "XNLI-MT (multinli.train.fr.tsv), PAWS-X (fr/translated_train.tsv) or SIB-200 (deu_Latn/train.tsv)."
+            f"{path}: no labelled text in this directory. Use the layout of XTREME (train-en.tsv), XNLI "
+            "(xnli.dev.tsv), XNLI-MT (multinli.train.fr.tsv), PAWS-X (fr/translated_train.tsv) or SIB-200 "
+            "(deu_Latn/train.tsv)."
         )
     return files
 
 
 def _parse_name(path: Path) -> LabelledFile:
-    """Read the split from a file name, and the language from the name of the file or its folder."""
+    """Read the split from a file name, and the language from the name of the file or its directory."""
     with_language = _WITH_LANGUAGE.fullmatch(path.stem)
     if with_language:
         return LabelledFile(path, SPLITS[with_language["split"]], with_language["language"])
     without_language = _WITHOUT_LANGUAGE.fullmatch(path.stem)
     if not without_language:
         return LabelledFile(path, None, None)
-    folder = path.parent.name
-    language = folder if re.fullmatch(_LANGUAGE, folder) and is_known(folder) else None
+    directory = path.parent.name
+    language = directory if re.fullmatch(_LANGUAGE, directory) and is_known(directory) else None
     return LabelledFile(path, SPLITS[without_language["split"]], language)
 
 

@@ -169,8 +169,8 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
         pair_path = files[has_pairs.index(True)].path
         raise InputError(f"{text_path} has single texts, but {pair_path} has pairs. Give labelled files of one kind.")
     rows = pd.concat(tables, ignore_index=True)
-    folders = ", ".join(sorted({str(file.path.parent) for file in files}))
-    spelling_of_label = normalise_labels(rows["label"].unique(), folders)
+    directories = ", ".join(sorted({str(file.path.parent) for file in files}))
+    spelling_of_label = normalise_labels(rows["label"].unique(), directories)
     languages = rows["language"].unique()
     for language in languages:
         if not _LANGUAGE.fullmatch(language):  # the names of scores, files and figures contain the code

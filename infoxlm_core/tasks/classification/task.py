@@ -27,7 +27,7 @@ class ClassificationConfig(CrossLingualConfig):
     """The kind of task."""
 
     data: Source | Paths | None = None
-    """CSV, TSV or Parquet files, or folders in the layout of XNLI, XNLI-MT, XTREME, PAWS-X or SIB-200. null: the
+    """CSV, TSV or Parquet files, or directories in the layout of XNLI, XNLI-MT, XTREME, PAWS-X or SIB-200. null: the
     prepared corpus's labelled set."""
 
     text: str = "text"
@@ -104,7 +104,7 @@ class Classification(Task[ClassificationConfig]):
 
     def check_plan(self, settings: ClassificationConfig, grid_points: int, where: str) -> None:  # noqa: ARG002
         if settings.data is None:
-            raise ConfigError(f"{where}.settings.data: a suite has no corpus. Name files or a folder.")
+            raise ConfigError(f"{where}.settings.data: a suite has no corpus. Name files or a directory.")
 
     def measure_held_out(self, questions: "Questions", model: Path, config: "EvaluationConfig") -> Scores:
         from infoxlm_core.tasks.classification import held_out

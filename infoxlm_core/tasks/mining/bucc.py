@@ -39,15 +39,15 @@ class SetFiles(NamedTuple):
     gold: Path
 
 
-def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
+def find_sets(directory: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
     """Find the files of every set whose NAME contains `name`. Return a mapping from the source language to files.
 
     Raises:
-        InputError: the folder has no such set, a file is missing, or two sets have the same language.
+        InputError: the directory has no such set, a file is missing, or two sets have the same language.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder. Give one with NAME.de, NAME.en and NAME.gold.")
-    files = sorted(folder.iterdir())
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such directory. Give one with NAME.de, NAME.en and NAME.gold.")
+    files = sorted(directory.iterdir())
     sets: dict[str, SetFiles] = {}
     for gold in files:
         if gold.suffix != GOLD or name not in gold.stem:
@@ -58,10 +58,12 @@ def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
         language = next(code for code in file_of_language if code != pivot)
         if language in sets:
             names = f"{sets[language].gold.name}, {gold.name}"
-            raise InputError(f"{folder} has {language} twice ({names}): set name to a part of only one file name")
+            raise InputError(f"{directory} has {language} twice ({names}): set name to a part of only one file name")
         sets[language] = SetFiles(file_of_language[language], file_of_language[pivot], gold)
     if not sets:
-        raise InputError(f"{folder} has no {GOLD} file with {name!r} in its name. Give NAME.de, NAME.en and NAME.gold.")
+        raise InputError(
+            f"{directory} has no {GOLD} file with {name!r} in its name. Give NAME.de, NAME.en and NAME.gold."
+        )
     return sets
 
 

@@ -87,11 +87,11 @@ def check_languages(codes: Sequence[str]) -> LanguagePair:
 
 
 def check_output(path: Path) -> None:
-    """Raise InputError if the path's suffix is not an output format, or its folder does not exist."""
+    """Raise InputError if the path's suffix is not an output format, or its directory does not exist."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: pairs are not written as {path.suffix!r}: give a file of {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: no such folder {path.parent}: create it, or give another path")
+        raise InputError(f"{path}: no such directory {path.parent}: create it, or give another path")
 
 
 def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:

@@ -88,7 +88,7 @@ def mine_pairs(
         corpus: the lines, and the translation pairs for calibration.
         embedder: embedder for the lines.
         model_digest: digest of the embedder's model files.
-        cache: folder for cached vectors; see `embed_cached`.
+        cache: directory for cached vectors; see `embed_cached`.
         precision: minimum share of correct pairs among the mined pairs; ignored if a threshold is given.
         threshold: lowest margin of a mined pair; None: the lowest margin that reaches the precision.
 

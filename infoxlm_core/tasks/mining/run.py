@@ -103,10 +103,10 @@ def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
     """Match the sources of a set with its targets."""
     output.mkdir(parents=True, exist_ok=True)
     # Temporary files hold the vectors, because memory may be too small.
-    with tempfile.TemporaryDirectory(dir=output) as folder:
-        model_digest = ""  # not needed, because only one model uses the folder
-        source_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.sources.texts, Path(folder))
-        target_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.targets.texts, Path(folder))
+    with tempfile.TemporaryDirectory(dir=output) as directory:
+        model_digest = ""  # not needed, because only one model uses the directory
+        source_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.sources.texts, Path(directory))
+        target_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.targets.texts, Path(directory))
         forward, backward = find_neighbours([source_vectors], [target_vectors])
     # Exclude nothing (-1), because equal texts may be gold pairs.
     excluded_targets = np.full(len(forward.rows), -1)

@@ -16,9 +16,9 @@ class MiningConfig(StageConfig):
     """The kind of task."""
 
     data: Source
-    """Folder of sets in the layout of BUCC 2018. Each line of NAME.de and NAME.en has an id, a tab and a sentence. Each
-    line of NAME.gold has the ids of two sentences that translate each other. The folder may contain a set for each
-    language."""
+    """Directory of sets in the layout of BUCC 2018. Each line of NAME.de and NAME.en has an id, a tab and a sentence.
+    Each line of NAME.gold has the ids of two sentences that translate each other. The directory may contain a set for
+    each language."""
 
     pivot: Language = "en"
     """Language that all sets contain."""

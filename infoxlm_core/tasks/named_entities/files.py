@@ -40,12 +40,12 @@ Sets = dict[str, dict[str, list[Sentence]]]  # split -> language -> sentences
 
 
 def find_tagged_files(path: Path) -> list[TaggedFile]:
-    """Find tagged files: the path itself, or every file of a folder with a split and a language in its name.
+    """Find tagged files: the path itself, or every file of a directory with a split and a language in its name.
 
-    For WikiANN, the language is the name of the file's folder.
+    For WikiANN, the language is the name of the file's directory.
     """
     if not path.exists():
-        raise InputError(f"{path}: no such file or folder. {LAYOUT}")
+        raise InputError(f"{path}: no such file or directory. {LAYOUT}")
     candidates = [path] if path.is_file() else [file for file in user_files.list_tree(path) if file.is_file()]
     files = []
     for file in candidates:

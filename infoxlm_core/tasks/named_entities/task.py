@@ -22,8 +22,8 @@ class NamedEntitiesConfig(RecipeConfig):
     """The kind of task."""
 
     data: Source | Paths
-    """Files, or folders in the layout of XTREME's panx or of WikiANN. Each line has a word, a tab and the word's tag
-    (`O`, `B-PER`, `I-PER`, …). Blank lines separate sentences."""
+    """Files, or directories in the layout of XTREME's panx or of WikiANN. Each line has a word, a tab and the word's
+    tag (`O`, `B-PER`, `I-PER`, …). Blank lines separate sentences."""
 
     train_languages: tuple[Language, ...] = ("en",)
     """Languages to train on. All languages are tested."""

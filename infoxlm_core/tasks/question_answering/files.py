@@ -150,29 +150,29 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
 
 
 def list_files(paths: Sequence[str], split: Split) -> list[Path]:
-    """List the given files, and the JSON files directly in the given folders.
+    """List the given files, and the JSON files directly in the given directories.
 
-    If a file name in a folder contains the split (MLQA's `test-context-…`), skip the files of other splits.
+    If a file name in a directory contains the split (MLQA's `test-context-…`), skip the files of other splits.
 
     Raises:
-        InputError: a path does not exist, or a folder has no JSON file.
+        InputError: a path does not exist, or a directory has no JSON file.
     """
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            files += _list_folder(path, split)
+            files += _list_directory(path, split)
         elif path.is_file():
             files.append(path)
         else:
-            raise InputError(f"{path}: no such file or folder ({split}).")
+            raise InputError(f"{path}: no such file or directory ({split}).")
     return list(dict.fromkeys(files))
 
 
-def _list_folder(folder: Path, split: Split) -> list[Path]:
-    """List a folder's JSON files. If any file name contains the split, skip the files of other splits."""
-    json_files = sorted(file for file in folder.iterdir() if file.suffix == ".json")
+def _list_directory(directory: Path, split: Split) -> list[Path]:
+    """List a directory's JSON files. If any file name contains the split, skip the files of other splits."""
+    json_files = sorted(file for file in directory.iterdir() if file.suffix == ".json")
     if not json_files:
-        raise InputError(f"{folder}: the folder has no .json file. Give the folder of the {split} files.")
+        raise InputError(f"{directory}: the directory has no .json file. Give the directory of the {split} files.")
     splits_in_name: dict[Path, set[str]] = {}
     for file in json_files:
         stem = re.sub("translate-train-(?=train|dev)", "", file.stem)  # MLQA's de_squad-translate-train-dev-v1.1

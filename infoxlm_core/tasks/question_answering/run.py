@@ -215,13 +215,13 @@ def _read_test(config: AnsweringConfig, source: str) -> dict[LanguagePair, Quest
     return sets
 
 
-def _write_predictions(folder: Path, predictions: Mapping[LanguagePair, Mapping[str, str]]) -> None:
+def _write_predictions(directory: Path, predictions: Mapping[LanguagePair, Mapping[str, str]]) -> None:
     """Write one file per language pair, named after the languages."""
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for pair, answers in predictions.items():
         name = "-".join(dict.fromkeys(pair))  # a single code if both languages are the same
         content = json.dumps(answers, ensure_ascii=False, indent=1) + "\n"
-        manifests.write_atomically(folder / f"{name}.json", content)
+        manifests.write_atomically(directory / f"{name}.json", content)
 
 
 def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:

@@ -30,10 +30,11 @@ class AnsweringConfig(CrossLingualConfig):
     """Files in SQuAD's format."""
 
     dev: tuple[str, ...] = ()
-    """Files or folders of development sets, one file per language. Required unless `selection.rule` is `last`."""
+    """Files or directories of development sets, one file per language. Required unless `selection.rule` is `last`."""
 
     test: Paths
-    """Files or folders in the layout of MLQA, XQuAD or TyDiQA: `test-context-de-question-de.json`, `xquad.de.json`."""
+    """Files or directories in the layout of MLQA, XQuAD or TyDiQA, such as `test-context-de-question-de.json` or
+    `xquad.de.json`."""
 
     normaliser: Normaliser = "squad"
     """Rules for comparing answers. mlqa: MLQA's rules for its seven languages · squad: SQuAD's rules, also for XQuAD

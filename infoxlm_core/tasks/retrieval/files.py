@@ -1,4 +1,4 @@
-"""Read folders of aligned sentences: sentences in the pivot language, and their translations into each language.
+"""Read directories of aligned sentences: sentences in the pivot language, and their translations into each language.
 
     LASER's Tatoeba      tatoeba.deu-eng.deu  tatoeba.deu-eng.eng     (Moses: any NAME.xx-yy.xx and NAME.xx-yy.yy)
     XTREME               de-en.de  de-en.en                           rejected if the English side is sorted
@@ -36,11 +36,11 @@ _HELD_OUT_REMEDY = "Give a prepared corpus with held_out/en-xx/NAME.parquet."
 SORTED_LINES = 20  # number of lines that cannot be in alphabetical order by chance
 
 
-def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all") -> dict[str, AlignedSentences]:
-    """Read a folder of aligned sentences.
+def read_aligned(directory: Path, pivot: str, requested: str | Iterable[str] = "all") -> dict[str, AlignedSentences]:
+    """Read a directory of aligned sentences.
 
     Args:
-        folder: folder in one of the layouts above.
+        directory: directory in one of the layouts above.
         pivot: language with which all other languages are aligned.
         requested: languages to read; see `languages.choose_codes`.
 
@@ -48,20 +48,20 @@ def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all
         Mapping from the language codes in the file names to sentences, in the order of the paper's tables.
 
     Raises:
-        InputError: the folder has no aligned files, a language is missing, or a line is empty.
+        InputError: the directory has no aligned files, a language is missing, or a line is empty.
         ParallelMismatch: two aligned files have different numbers of lines.
         EncodingError: a file is not UTF-8.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder. Give one with {_LAYOUTS}.")
-    if (folder / "held_out").is_dir():
-        return _read_prepared_corpus(folder, pivot, requested)
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    sources_by_code = _find_pair_files(files, pivot) or _find_single_files(files, pivot, folder)
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such directory. Give one with {_LAYOUTS}.")
+    if (directory / "held_out").is_dir():
+        return _read_prepared_corpus(directory, pivot, requested)
+    files = sorted(path for path in directory.iterdir() if path.is_file())
+    sources_by_code = _find_pair_files(files, pivot) or _find_single_files(files, pivot, directory)
     if not sources_by_code:
-        raise InputError(f"{folder} has no aligned files of {pivot} and another language. Give {_LAYOUTS}.")
+        raise InputError(f"{directory} has no aligned files of {pivot} and another language. Give {_LAYOUTS}.")
     # Files may be large, so read only the files of the requested languages.
-    selected_codes = languages.choose_codes(sources_by_code, requested, str(folder))
+    selected_codes = languages.choose_codes(sources_by_code, requested, str(directory))
     return {code: sources_by_code[code].read() for code in selected_codes}
 
 
@@ -170,7 +170,7 @@ def _find_pair_files(files: Sequence[Path], pivot: str) -> _SourcesByCode:
     return sources_by_code
 
 
-def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> _SourcesByCode:
+def _find_single_files(files: Sequence[Path], pivot: str, directory: Path) -> _SourcesByCode:
     """Find the files that are named after a single language, such as de.txt. Pair each file with the pivot's file."""
     paths_by_code: dict[str, Path] = {}
     for path in files:
@@ -183,21 +183,21 @@ def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> _Sour
         paths_by_code[code] = path
     if not paths_by_code:
         return {}
-    pivot_path = paths_by_code[languages.choose_codes(paths_by_code, [pivot], str(folder))[0]]
+    pivot_path = paths_by_code[languages.choose_codes(paths_by_code, [pivot], str(directory))[0]]
     other_paths = {code: path for code, path in paths_by_code.items() if not _is_same_language(code, pivot)}
     return {code: _SentenceFiles(path, pivot_path) for code, path in other_paths.items()}
 
 
 def _add_source(sources_by_code: _SourcesByCode, code: str, source: _SentenceTable | _SentenceFiles) -> None:
-    """Add a language's files. Raise InputError if the folder has a second set of files for the language."""
+    """Add a language's files. Raise InputError if the directory has a second set of files for the language."""
     if code in sources_by_code:
         raise _duplicate_error(code, sources_by_code[code].path, source.path)
     sources_by_code[code] = source
 
 
 def _duplicate_error(code: str, path: Path, other_path: Path) -> InputError:
-    """Return the error for a folder with two files of the same language."""
-    return InputError(f"{path.parent} has {code} twice ({path.name}, {other_path.name}). Keep one set per folder.")
+    """Return the error for a directory with two files of the same language."""
+    return InputError(f"{path.parent} has {code} twice ({path.name}, {other_path.name}). Keep one set per directory.")
 
 
 def _check_exists(path: Path, other_path: Path) -> None:
@@ -256,7 +256,7 @@ def _read_pairs(path: Path) -> Pairs:
 
 
 def _read_source_and_target(path: Path) -> list[tuple[str | None, ...]]:
-    """Read the columns source and target of a Parquet file in a folder named like en-de."""
+    """Read the columns source and target of a Parquet file in a directory named like en-de."""
     try:
         schema = pq.read_schema(user_files.check_readable(path))
         has_columns = {"source", "target"} <= set(schema.names)
