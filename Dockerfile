@@ -55,7 +55,7 @@ COPY configs /app/configs
 WORKDIR /app
 # Write no .pyc files, because the root is read-only. Do not buffer log lines.
 ENV PATH=/opt/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-# Store what torch compiles in a folder in which any user may write and execute files.
+# Store what torch compiles in a directory in which any user may write and execute files.
 ENV TRITON_CACHE_DIR=/tmp/triton TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
 ARG VARIANT
 ARG VERSION=unknown

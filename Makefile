@@ -87,7 +87,7 @@ gpu: $(VENV)/installed ## check results and measure speed on a GPU: ten minutes;
 clean: ## remove the virtual environment and what runs left behind
 	rm -rf $(VENV) $(PEERS) $(STORE)
 
-# Usage: $(call create_environment,FOLDER). The pip of Debian 12 (23.0) builds source packages in a way that fails for
+# Usage: $(call create_environment,DIRECTORY). The pip of Debian 12 (23.0) builds source packages in a way that fails for
 # some of them, so upgrade pip first. Install torch next: as a dependency of another package, pip would take its newest
 # version. A CPU build has the version 2.13.0+cpu, which pip prefers to the 2.13.0 of the package index.
 PIP_INSTALL = -m pip install --quiet --quiet --disable-pip-version-check

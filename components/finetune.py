@@ -59,7 +59,7 @@ def finetune(
         inputs = {"encoder": encoder_location, "corpus": corpus_location}
         run = f"classifier-{key}"
         directory = step.build(
-            "classifier", key, task_settings, num_workers, cluster, task_config, inputs, checkpoint_folder=run
+            "classifier", key, task_settings, num_workers, cluster, task_config, inputs, checkpoint_directory=run
         )
         step.publish(classifier, directory, metrics)
         encoder_facts = manifests.load(artifacts.locate_unverified(encoder_location))["facts"]

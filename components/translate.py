@@ -53,7 +53,7 @@ def translate(
         key = artifacts.compute_key("translator", translation_config, corpus_digest, shards_digest, encoder_digest)
         run = f"translator-{key}"
         directory = step.build(
-            "translator", key, translation_config, num_workers, cluster, task_config, inputs, checkpoint_folder=run
+            "translator", key, translation_config, num_workers, cluster, task_config, inputs, checkpoint_directory=run
         )
         step.run.log_curves(directory / "translator" / "metrics.jsonl", prefix="translate/")
         step.publish(translator, directory / "translator")

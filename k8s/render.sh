@@ -3,7 +3,7 @@
 #
 #     k8s/render.sh OVERLAY IMAGE@sha256:DIGEST [WITH ...] | kubectl apply --server-side --force-conflicts -f -
 #
-# OVERLAY   name of a folder in k8s/overlays, or path of any folder with a kustomization.yaml
+# OVERLAY   name of a directory in k8s/overlays, or path of any directory with a kustomization.yaml
 # WITH      one of: a component in k8s/components, such as downloads
 #                   the digest of a third-party image, such as postgres@sha256:…
 #                   the same with the address of a mirror, such as postgres=registry.example/postgres@sha256:…
@@ -14,7 +14,7 @@ image=${2:?name the image with its digest: name@sha256:digest}
 image_with_digest='^[^@]+@sha256:[0-9a-f]{64}$'
 [[ $image =~ $image_with_digest ]] || { echo "$image has no digest: use the name that docker push printed, NAME@sha256:…" >&2; exit 2; }
 [[ -d $overlay ]] || overlay=$here/overlays/$overlay
-[[ -f $overlay/kustomization.yaml ]] || { echo "$overlay: no such overlay: name a folder of k8s/overlays" >&2; exit 2; }
+[[ -f $overlay/kustomization.yaml ]] || { echo "$overlay: no such overlay: name a directory of k8s/overlays" >&2; exit 2; }
 
 components='' images="{name: registry.example/infoxlm, newName: ${image%@*}, digest: ${image#*@}}"
 for with in "${@:3}"; do
@@ -29,7 +29,7 @@ for with in "${@:3}"; do
   fi
 done
 
-# kustomize accepts resources only as relative paths inside a folder, so the folder is created beside the overlays.
+# kustomize accepts resources only as relative paths inside a directory, so the directory is created beside the overlays.
 work=$(mktemp -d "$here/.render-XXXXXX")
 trap 'rm -r "$work"' EXIT
 cat > "$work/kustomization.yaml" <<END

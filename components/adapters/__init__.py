@@ -1,1 +1,1 @@
-"""The only code that calls a platform, in one folder per platform. Adapters do not import each other."""
+"""The only code that calls a platform, in one directory per platform. Adapters do not import each other."""

@@ -61,7 +61,7 @@ class Directory:
                 entries.append(self._entry(str(path.relative_to(self.directory))))
         return entries
 
-    def folders(self) -> list[str]:
+    def directories(self) -> list[str]:
         return sorted(path.name for path in self.directory.glob("*") if path.is_dir())
 
     def head(self, name: str = "") -> Entry | None:

@@ -1,7 +1,7 @@
 """The protocol `Store` for files below a URI, and the table of its implementations.
 
-Checkpoints, artifacts and leases depend only on `Store`. To add a storage, write a class in this folder and add a line
-to `SCHEMES`.
+Checkpoints, artifacts and leases depend only on `Store`. To add a storage, write a class in this directory and add a
+line to `SCHEMES`.
 """
 
 import importlib
@@ -68,8 +68,8 @@ class Store(Protocol):
     def entries(self, deep: bool = True) -> list[Entry]:
         """Return all files below the URI, or with `deep=False` only the files directly below it."""
 
-    def folders(self) -> list[str]:
-        """Return the names of the folders directly below the URI, sorted."""
+    def directories(self) -> list[str]:
+        """Return the names of the directories directly below the URI, sorted."""
 
     def head(self, name: str = "") -> Entry | None:
         """Return the entry of a file (by default of the file at the URI), or None if the file does not exist."""
@@ -94,7 +94,7 @@ def open(uri: str | Path) -> Store:
     """Return the storage at a URI.
 
     Raises:
-        InputError: the storage is unknown, or the URI is empty and would mean the current folder.
+        InputError: the storage is unknown, or the URI is empty and would mean the current directory.
     """
     if not str(uri):
         raise InputError("the store has no name: give a directory, or a URI such as s3://bucket/prefix")

@@ -1,7 +1,7 @@
 """Upload, download, delete and verify an artifact's files. Readers never see a partial artifact.
 
 upload    uploads every file with its SHA-256, and the manifest last
-download  downloads into a temporary folder, and renames the folder when every file matches the manifest
+download  downloads into a temporary directory, and renames the directory when every file matches the manifest
 delete    deletes the manifest first, and then the other files
 verify    hashes the files if a file was touched since the last verification
 """
@@ -126,7 +126,7 @@ def download(uri: str, directory: Path) -> None:
 def _choose_local_paths(remote_manifest: dict[str, Any], directory: Path, uri: str) -> dict[str, Path]:
     """Return the local path of each artifact file by its name in the storage.
 
-    The result includes a manifest for each folder, because any folder may be a nested artifact.
+    The result includes a manifest for each directory, because any directory may be a nested artifact.
 
     Raises:
         InputError: the manifest lists a path outside the artifact.
@@ -181,8 +181,8 @@ def compute_state(directory: Path) -> str:
 
 def find_marker(directory: Path) -> Path:
     """Return the path of the marker, a file with the `compute_state` digest of a directory's last verified state."""
-    kind_folder = directory.parent
-    return kind_folder.parent / "verified" / f"{kind_folder.name}-{directory.name}"
+    kind_directory = directory.parent
+    return kind_directory.parent / "verified" / f"{kind_directory.name}-{directory.name}"
 
 
 def is_verified(directory: Path, state: str) -> bool:

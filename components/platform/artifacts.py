@@ -42,7 +42,7 @@ from infoxlm_core.errors import DataCorrupt, InputError
 logger = logging.getLogger(__name__)
 
 KINDS = (*manifests.VERSIONS, "promotion")
-"""Artifact kinds, which name the store's folders. Promotions have no version, because MLflow run ids name them."""
+"""Artifact kinds, which name the store's directories. Promotions have no version, because MLflow run ids name them."""
 MAX_UPLOAD_SECONDS = 6 * 3600.0
 """Longest time to wait while another machine uploads the same artifact."""
 MAX_BUILD_SECONDS = 14 * 86_400.0
@@ -175,7 +175,7 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
 
 
 def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
-    """Build an artifact in a temporary folder, and rename the folder to `path` when it is complete."""
+    """Build an artifact in a temporary directory, and rename the directory to `path` when it is complete."""
     if path.exists():
         raise InputError(f"{path} exists but has no {manifests.NAME}: remove it")
     manifests.make_directory(path.parent)
@@ -183,7 +183,7 @@ def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any]
     scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
     lock_path = Path(f"{scratch}.lock")
     try:
-        with locks.acquire(lock_path):  # `_remove_abandoned_builds` skips a locked folder
+        with locks.acquire(lock_path):  # `_remove_abandoned_builds` skips a locked directory
             output = scratch / "artifact"
             output.mkdir()
             facts = build(output)
@@ -221,9 +221,9 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def _remove_abandoned_builds(directory: Path) -> None:
-    """Remove the temporary folders of processes that died during a build."""
+    """Remove the temporary directories of processes that died during a build."""
     for lock_path in directory.glob(".making-*.lock"):
-        # Timeout: the build is still running. OSError: the folder belongs to another user.
+        # Timeout: the build is still running. OSError: the directory belongs to another user.
         with contextlib.suppress(locks.Timeout, OSError), locks.acquire(lock_path, timeout=0):
             shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
             lock_path.unlink(missing_ok=True)
@@ -271,7 +271,7 @@ class _ArtifactLocation(NamedTuple):
     kind: str
     name: str
     inner_path: str
-    """Path of a folder inside the artifact; empty for the artifact itself."""
+    """Path of a directory inside the artifact; empty for the artifact itself."""
 
     @property
     def local_copy(self) -> Path:
@@ -280,7 +280,7 @@ class _ArtifactLocation(NamedTuple):
 
 
 def locate(location: str) -> Path:
-    """Return the local path for the location of an artifact or a folder inside an artifact.
+    """Return the local path for the location of an artifact or a directory inside an artifact.
 
     The artifact is downloaded if needed, and every file is verified. A damaged local copy is downloaded again.
 
@@ -324,7 +324,7 @@ def locate_unverified(location: str) -> Path:
 
 def _split_location(location: str) -> _ArtifactLocation:
     """Split a location in a remote store into its parts. Raise InputError if the location is malformed."""
-    # The first group is greedy, because a folder above the store may have the name of an artifact kind.
+    # The first group is greedy, because a directory above the store may have the name of an artifact kind.
     match = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
     if not match:
         raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): repeat the step that builds the artifact")
@@ -335,9 +335,9 @@ class ShardsLocation(NamedTuple):
     """Local and remote location of token shards for a training run."""
 
     directory: Path
-    """Local folder with the manifest, the tokenizer, and all or some of the tokens."""
+    """Local directory with the manifest, the tokenizer, and all or some of the tokens."""
     source: storage.Store | None
-    """Storage to stream missing tokens from; None if the folder has all tokens."""
+    """Storage to stream missing tokens from; None if the directory has all tokens."""
 
 
 def open_shards(location: str) -> ShardsLocation:
@@ -360,8 +360,8 @@ def open_shards(location: str) -> ShardsLocation:
         raise InputError(f"{location} {_NOT_IN_STORE}")
     directory = streaming_directory(local_copy)
     source = storage.open(location)
-    token_folders = manifest["facts"]["tables"]
-    small_files = [name for name in manifest["files"] if name.rpartition("/")[0] not in token_folders]
+    token_directories = manifest["facts"]["tables"]
+    small_files = [name for name in manifest["files"] if name.rpartition("/")[0] not in token_directories]
     for name in (*small_files, manifests.NAME):  # as in every artifact, write the manifest last
         path = manifests.join_inside(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -370,7 +370,7 @@ def open_shards(location: str) -> ShardsLocation:
 
 
 def streaming_directory(artifact: Path) -> Path:
-    """Return the folder for streamed tokens, which lies beside the local copy of the token shards."""
+    """Return the directory for streamed tokens, which lies beside the local copy of the token shards."""
     return artifact.with_name(f".{artifact.name}.streaming")
 
 

@@ -34,7 +34,7 @@ class BuildSpec:
     artifacts: dict[str, str]
     """Locations of the input artifacts by the core's argument name: corpus, shards_path or encoder."""
     run: str = ""
-    """Checkpoint folder in STORE/runs; empty for stages that do not train."""
+    """Checkpoint directory in STORE/runs; empty for stages that do not train."""
     sources: dict[str, str] | None = None
     """Sources of models outside the store by the core's argument name; see the module `sources`."""
     tracker_run: str = ""
@@ -54,27 +54,27 @@ class BuildSpec:
 
 def delete_checkpoints(spec: BuildSpec) -> None:
     """Delete the checkpoints of a finished training run."""
-    _delete_folder(spec.store, f"runs/{spec.run}")
+    _delete_directory(spec.store, f"runs/{spec.run}")
 
 
 def delete_intermediate_files(spec: BuildSpec) -> None:
     """Delete the files that the tasks of a finished preparation exchanged."""
-    folder = _intermediate_folder(spec)
+    directory = _intermediate_directory(spec)
     # Delete the records of finished tasks first: a record without its task's files would break the next preparation.
-    _delete_folder(spec.store, f"{folder}/done")
-    _delete_folder(spec.store, folder)
+    _delete_directory(spec.store, f"{directory}/done")
+    _delete_directory(spec.store, directory)
 
 
-def _intermediate_folder(spec: BuildSpec) -> str:
-    """Return the store folder through which the tasks of a preparation exchange files."""
+def _intermediate_directory(spec: BuildSpec) -> str:
+    """Return the store directory through which the tasks of a preparation exchange files."""
     return f"preparing/{spec.name}"
 
 
-def _delete_folder(store: str, folder: str) -> None:
-    """Delete a folder in a store and the folder's local copy."""
-    shutil.rmtree(artifacts.local_directory(store) / folder, ignore_errors=True)
+def _delete_directory(store: str, directory: str) -> None:
+    """Delete a directory in a store and the directory's local copy."""
+    shutil.rmtree(artifacts.local_directory(store) / directory, ignore_errors=True)
     if storage.is_remote(store):
-        artifact_files.delete(f"{store}/{folder}")
+        artifact_files.delete(f"{store}/{directory}")
 
 
 # ---------------------------------------------------------------- training runs
@@ -85,7 +85,7 @@ def train(spec: BuildSpec, run: Path) -> dict[str, Any]:
 
     Args:
         spec: the artifact to build.
-        run: local folder for the checkpoints of the training run.
+        run: local directory for the checkpoints of the training run.
 
     Returns:
         the artifact's facts in the first worker, which builds the artifact; unused figures in other workers.
@@ -208,15 +208,15 @@ def _prepare_corpus(spec: BuildSpec, parallel_map: "ParallelMap | None", output:
     local_store = artifacts.local_directory(spec.store).absolute()
     fetch_corpora = functools.partial(sources.fetch_corpora, store=local_store)
     run_tasks = parallel_map or map_in_process
-    folder = _intermediate_folder(spec)
+    directory = _intermediate_directory(spec)
     if os.environ.get("RAY_ADDRESS") and storage.is_remote(spec.store):
         # The workers share no disk, so each worker fetches the corpora it reads. Only this process reads the test sets.
         test_sets = fetch_corpora(config.model_copy(update={"corpora": ()})).evaluation_sets
         config_with_local_tests = config.model_copy(update={"evaluation_sets": test_sets})
-        shared_files = storage.open(f"{spec.store}/{folder}")
+        shared_files = storage.open(f"{spec.store}/{directory}")
         report = preparation.prepare(config_with_local_tests, output, shared_files, run_tasks, fetch_corpora)
     else:
-        local_files = storage.open(f"{local_store}/{folder}")
+        local_files = storage.open(f"{local_store}/{directory}")
         report = preparation.prepare(fetch_corpora(config), output, local_files, run_tasks)
     preparation.check_labels(config, output)
     return preparation.build_facts(report)

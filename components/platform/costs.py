@@ -51,7 +51,7 @@ def record_duration(store: str, kind: str, name: str, device_count: int, device:
         yield
     finally:
         attempt = Attempt(seconds=time.monotonic() - start_time, devices=device_count, device=device)
-        path = f"{_attempts_folder(kind, name)}/{uuid.uuid4().hex}.json"
+        path = f"{_attempts_directory(kind, name)}/{uuid.uuid4().hex}.json"
         with contextlib.suppress(InfoXLMError, OSError):  # a cost that cannot be recorded must not fail the build
             artifacts.write(store, path, json.dumps(attempt))
 
@@ -76,10 +76,10 @@ def read_hours(store: str, kind: str, name: str, step: str) -> dict[str, float]:
     Returns:
         metrics such as {"cost/gpu_hours/pretrain": 12.5}; empty if the run reused an existing artifact.
     """
-    folder = f"{store}/{_attempts_folder(kind, name)}"
+    directory = f"{store}/{_attempts_directory(kind, name)}"
     hours_by_metric: defaultdict[str, float] = defaultdict(float)
-    for file in storage.open(folder).entries(deep=False):
-        content = artifacts.read(folder, file.name) or b""
+    for file in storage.open(directory).entries(deep=False):
+        content = artifacts.read(directory, file.name) or b""
         try:
             attempt = user_files.parse_json(content, Attempt, file.name, "delete it", DataCorrupt)
         except DataCorrupt:  # ignore a damaged record
@@ -100,7 +100,7 @@ def add_up(metrics: Mapping[str, float]) -> dict[str, float]:
     return dict(total_hours)
 
 
-def _attempts_folder(kind: str, name: str) -> str:
-    """Return the store folder for this pipeline run's attempts to build the artifact `kind/name`."""
+def _attempts_directory(kind: str, name: str) -> str:
+    """Return the store directory for this pipeline run's attempts to build the artifact `kind/name`."""
     run = re.sub(r"[^\w.-]+", "-", os.environ.get("RUN_ID") or "by-hand")
     return f"cost/{run}/{kind}/{name}"

@@ -20,9 +20,9 @@ from infoxlm_core import manifests
 from infoxlm_core.training import checkpoints
 
 NOTES = ("work", "begun")
-"""Store folders with notes: small files that describe a training run or a job."""
-FOLDERS = (*artifacts.KINDS, *NOTES, "runs", "outcome", "cost", "preparing")
-"""Store folders whose items may be deleted."""
+"""Store directories with notes: small files that describe a training run or a job."""
+DIRECTORIES = (*artifacts.KINDS, *NOTES, "runs", "outcome", "cost", "preparing")
+"""Store directories whose items may be deleted."""
 _FILES_WITH_DIGESTS = (manifests.NAME, checkpoints.META)
 _KEY = re.compile(r"(?<![0-9a-f])[0-9a-f]{16}(?![0-9a-f])")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -64,15 +64,15 @@ def list_items(store: str) -> list[Item]:
 
 def _find_item_name(path: str) -> str:
     """Return the name of the item that contains a file, or "" if garbage collection must ignore the file."""
-    folder, *inner_path = path.split("/")
-    if folder not in FOLDERS or not inner_path or inner_path[0].startswith("."):
+    directory, *inner_path = path.split("/")
+    if directory not in DIRECTORIES or not inner_path or inner_path[0].startswith("."):
         return ""
-    if folder == "cost":  # cost/RUN/KIND/KEY/ID.json
+    if directory == "cost":  # cost/RUN/KIND/KEY/ID.json
         return path.rpartition("/")[0]
     name = inner_path[0]
-    if folder == "work":  # JOB.json and JOB.followed form one item
+    if directory == "work":  # JOB.json and JOB.followed form one item
         name, _, _ = name.partition(".")
-    return f"{folder}/{name}"
+    return f"{directory}/{name}"
 
 
 def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:

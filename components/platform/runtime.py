@@ -165,11 +165,11 @@ def find_final_status(store: str) -> FinalStatus:
 
 def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
     """Return a pipeline run's newest readable outcome, or None if no stage has stored an outcome."""
-    folder = f"{store}/outcome/{run}"
-    files = [entry for entry in storage.open(folder).entries() if entry.name.endswith(".json")]
+    directory = f"{store}/outcome/{run}"
+    files = [entry for entry in storage.open(directory).entries() if entry.name.endswith(".json")]
     files.sort(key=lambda entry: (entry.modified, entry.name))
     for file in reversed(files):
-        outcome = read_outcome(folder, file.name)
+        outcome = read_outcome(directory, file.name)
         if outcome:
             return outcome
     return None
@@ -211,8 +211,8 @@ def _summary_path(run: str) -> str:
 
 def delete_outcomes(store: str, run: str) -> None:
     """Delete a pipeline run's outcomes and summary before the run is repeated."""
-    folder = storage.open(f"{store}/outcome/{run}")
-    folder.delete(*(outcome_file.name for outcome_file in folder.entries()))
+    directory = storage.open(f"{store}/outcome/{run}")
+    directory.delete(*(outcome_file.name for outcome_file in directory.entries()))
 
 
 def _translate(error: BaseException, store: str) -> InfoXLMError:
@@ -234,7 +234,7 @@ def _terminate_with_driver() -> None:
 
 
 def _wait_and_terminate(driver_process: Path) -> None:
-    """Wait until the driver's folder in /proc disappears, and send SIGTERM to this process."""
+    """Wait until the driver's directory in /proc disappears, and send SIGTERM to this process."""
     while driver_process.exists():
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

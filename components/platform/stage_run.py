@@ -46,7 +46,7 @@ class StageRun:
         cluster: dict[str, Any],
         task_config: Any,
         inputs: Mapping[str, str] | None = None,
-        checkpoint_folder: str = "",
+        checkpoint_directory: str = "",
         send_curves: bool = False,
     ) -> Path:
         """Return the local directory of the artifact `kind/key`. Let a launcher build the artifact if needed.
@@ -59,7 +59,7 @@ class StageRun:
             cluster: a `ClusterConfig` as a mapping, or a reference to the mapping; empty: do not start a RayJob.
             task_config: KFP's `dsl.TaskConfig` of the step, with the environment of the step's pod.
             inputs: locations of the input artifacts by the core's argument name.
-            checkpoint_folder: checkpoint folder in STORE/runs, for a training run.
+            checkpoint_directory: checkpoint directory in STORE/runs, for a training run.
             send_curves: whether to send the curves of a training run to the tracker during the training.
         """
         spec = BuildSpec(
@@ -70,7 +70,7 @@ class StageRun:
             config=config.model_dump(mode="json"),
             num_workers=num_workers,
             artifacts=dict(inputs or {}),
-            run=checkpoint_folder,
+            run=checkpoint_directory,
             tracker_run=self.run.id if send_curves else "",
         )
         step_environment = (task_config and task_config.env) or []

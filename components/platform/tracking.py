@@ -74,13 +74,13 @@ class Run(Protocol):
         """Return the newest value of each metric."""
 
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
-        """Copy a file, or all files below a directory, into the run's folder `path`."""
+        """Copy a file, or all files below a directory, into the run's directory `path`."""
 
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None:
         """Log the corpora that the run reads from the location `source`."""
 
     def annotate(self, text: str) -> None:
-        """Set the run's description, in Markdown. A link to `artifact:FOLDER/FILE` opens a file of the run."""
+        """Set the run's description, in Markdown. A link to `artifact:DIRECTORY/FILE` opens a file of the run."""
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
         """Log all points of a `metrics.jsonl` that the tracker did not receive during the training."""

@@ -1,4 +1,4 @@
-"""Training runs: store folders with checkpoints, and the choice of the run to continue.
+"""Training runs: store directories with checkpoints, and the choice of the run to continue.
 
 STORE/runs/pretrained-77b0…/lease.json            the process that may write (`lease`)
                            /step=0000000400/      a checkpoint; its manifest.json is written last
@@ -52,7 +52,7 @@ def choose_run(
     inputs: Mapping[str, str],
     trial: Mapping[str, Any] | None = None,
 ) -> str:
-    """Choose and record the run to train in. Return the name of its checkpoint folder in STORE/runs.
+    """Choose and record the run to train in. Return the name of its checkpoint directory in STORE/runs.
 
     The pipeline's previous training run is not continued if its settings or data differ. If it is unfinished and was
     started by this same pipeline run, the difference is an error. If an earlier pipeline run started it, the change is
@@ -136,7 +136,7 @@ class RemoteRun:
     """Checkpoints of a training run in a storage, for workers that share no disk. Implements `RemoteCheckpoints`.
 
     Args:
-        url: URL of the run's folder.
+        url: URL of the run's directory.
         holder: name of the lease holder. A restarted worker with the same name takes the lease without waiting.
     """
 
@@ -153,15 +153,15 @@ class RemoteRun:
         with Lease(f"{self.url}/lease.json", self.holder, periodic_check=self._check_for_stop) as self._lease:
             self._store.sweep()
             self.delete_stop_request()  # an old request was meant for an earlier process
-            incomplete_checkpoints = set(self._checkpoint_folders()) - set(self.names())
+            incomplete_checkpoints = set(self._checkpoint_directories()) - set(self.names())
             for name in incomplete_checkpoints:
                 artifact_files.delete(f"{self.url}/{name}")
             yield
 
     def names(self) -> list[str]:
         """Return the names of complete checkpoints, oldest first."""
-        folders = self._checkpoint_folders()
-        return [name for name in folders if artifact_files.manifest_exists(f"{self.url}/{name}")]
+        directories = self._checkpoint_directories()
+        return [name for name in directories if artifact_files.manifest_exists(f"{self.url}/{name}")]
 
     def fetch(self, name: str, directory: Path) -> None:
         """Download a checkpoint."""
@@ -222,6 +222,6 @@ class RemoteRun:
         if addressee in (b"", self.holder.encode()):
             self._stop_requested = True
 
-    def _checkpoint_folders(self) -> list[str]:
+    def _checkpoint_directories(self) -> list[str]:
         """Return the names of all checkpoints, including incomplete checkpoints, oldest first."""
-        return [name for name in self._store.folders() if name.startswith(_CHECKPOINT_PREFIX)]
+        return [name for name in self._store.directories() if name.startswith(_CHECKPOINT_PREFIX)]

@@ -89,7 +89,11 @@ def test_suite_can_be_overridden_with_numbers_from_kubeflows_page(config, store)
     ("overrides", "tracker", "message"),
     [
         ({"models.toy": "/nowhere"}, "mlflow", "/nowhere: no such file or directory: give a path, s3://"),
-        ({"tasks.pairs.settings.data": "/nowhere"}, "mlflow", "/nowhere: no such file or folder: give a path, or s3:"),
+        (
+            {"tasks.pairs.settings.data": "/nowhere"},
+            "mlflow",
+            "/nowhere: no such file or directory: give a path, or s3:",
+        ),
         ({"tasks.riddles.seed": [1]}, "mlflow", "suite.tasks.riddles.seed: unknown name; known are"),
         ({}, "none", "a sweep reads its trials from a tracker"),
     ],

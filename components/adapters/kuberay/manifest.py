@@ -1,6 +1,6 @@
 """The manifest of a RayJob: a head pod that runs the driver, worker pods, and a pod that submits the entrypoint.
 
-All pods meet the Pod Security standard "restricted": no root, no Kubernetes token, and only scratch folders are
+All pods meet the Pod Security standard "restricted": no root, no Kubernetes token, and only scratch directories are
 writable. To add a pod field, add a setting to components/settings/cluster.py and a line here.
 """
 
@@ -36,8 +36,8 @@ _SUBMITTER_RESOURCES = {
     "requests": {"cpu": "50m", "memory": "256Mi"},  # small, so that the job does not wait for this pod
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
-_SCRATCH_FOLDERS = {"tmp": "/tmp", "home": HOME}  # noqa: S108 - a volume of the pod
-"""Mapping from volume name to path of the writable folders of every pod. Each folder is an empty volume."""
+_SCRATCH_DIRECTORIES = {"tmp": "/tmp", "home": HOME}  # noqa: S108 - a volume of the pod
+"""Mapping from volume name to path of the writable directories of every pod. Each directory is an empty volume."""
 
 
 def make_job_name(stem: str, store: str, key: str) -> str:
@@ -259,7 +259,7 @@ def _make_restricted_pod(
 ) -> Manifest:
     """Return the spec of a pod with one container that meets the Pod Security standard "restricted".
 
-    The pod has no token for the Kubernetes API, and only its scratch folders are writable.
+    The pod has no token for the Kubernetes API, and only its scratch directories are writable.
     """
     return {
         "serviceAccountName": cluster.service_account,
@@ -271,7 +271,7 @@ def _make_restricted_pod(
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": [{"name": name, "emptyDir": {}} for name in _SCRATCH_FOLDERS],
+        "volumes": [{"name": name, "emptyDir": {}} for name in _SCRATCH_DIRECTORIES],
         "containers": [
             {
                 "name": container,
@@ -283,7 +283,7 @@ def _make_restricted_pod(
                     "readOnlyRootFilesystem": True,
                     "capabilities": {"drop": ["ALL"]},
                 },
-                "volumeMounts": [{"name": name, "mountPath": path} for name, path in _SCRATCH_FOLDERS.items()],
+                "volumeMounts": [{"name": name, "mountPath": path} for name, path in _SCRATCH_DIRECTORIES.items()],
             }
         ],
     }

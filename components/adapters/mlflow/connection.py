@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ARTIFACTS = "mlartifacts"
-"""Artifact folder beside the SQLite file."""
+"""Artifact directory beside the SQLite file."""
 _SQLITE_FILE_URI = re.compile(r"sqlite:///(?!:memory:)[^?]+(\?.*)?")
 _ANSWER_SECONDS = 60.0  # an overloaded server may answer late
 
@@ -66,7 +66,7 @@ def check_uri(uri: str) -> None:
             user_files.check_readable(database)
     elif scheme in ("", "file"):
         raise InputError(
-            f"{setting} is a folder, and MLflow no longer supports folders: set it to a server (https://…) or to "
+            f"{setting} is a directory, which MLflow no longer supports: set it to a server (https://…) or to "
             "sqlite:///…/mlflow.db, or unset it"
         )
 

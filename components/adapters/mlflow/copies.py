@@ -81,7 +81,7 @@ def register(client: "MlflowClient", version_copy: VersionCopy, files: Path) -> 
     Args:
         client: registry client.
         version_copy: the version to register.
-        files: local folder with all files of the version.
+        files: local directory with all files of the version.
 
     Raises:
         DataCorrupt: the files on the server differ from the local files.
@@ -117,7 +117,7 @@ def _switch_server(uri: str) -> None:
 
 
 def _compare_files(sent_files: Path, received_files: Path, version: str) -> None:
-    """Raise DataCorrupt if the model, its evaluation, signature or card differs between two folders.
+    """Raise DataCorrupt if the model, its evaluation, signature or card differs between two directories.
 
     Other files are not compared, because MLflow changes them.
     """

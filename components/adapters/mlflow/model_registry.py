@@ -109,17 +109,17 @@ def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None
 def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
     """Log an encoder or translator to its MLflow run. Test an encoder on one sentence first. Return the model's URI.
 
-    MLflow's own functions are not sufficient: MLflow stores weights and tokenizer in different folders, drops unknown
-    files, and cannot log a directory with transformers 5.23. Therefore, the encoder's directory replaces the folder
-    `model` that MLflow writes. The URI has the form `models:/m-…`.
+    MLflow's own functions store weights and tokenizer in different directories, drop unknown files, and cannot log a
+    directory with transformers 5.23. Therefore, the encoder's directory replaces the directory `model` that MLflow
+    writes. The URI has the form `models:/m-…`.
     """
     import mlflow
 
     client = mlflow.MlflowClient()
     logged_model = model_versions.open_upload(client, run_id)
     description = mlflow.models.Model(logged_model.artifact_location, run_id, model_id=logged_model.model_id)
-    with tempfile.TemporaryDirectory() as folder:
-        files = Path(folder, "encoder")
+    with tempfile.TemporaryDirectory() as directory:
+        files = Path(directory, "encoder")
         if directories.is_translator(encoder_dir):  # MLflow has no flavour for translators
             files.mkdir()
             description.save(files / "MLmodel")
@@ -189,7 +189,7 @@ def _write_export(encoder_dir: Path, files: Path) -> None:
         export(encoder_dir, "encoder", ExportSettings([SENTENCE_TRANSFORMERS]), directory)
     except InputError as error:
         shutil.rmtree(directory, ignore_errors=True)
-        logger.warning("the version has no folder %s: %s", model_versions.EXPORT, error)
+        logger.warning("the version has no directory %s: %s", model_versions.EXPORT, error)
         return
     signing.sign(directory, files / model_versions.EXPORT_SIGNATURE)
 

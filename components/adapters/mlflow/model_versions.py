@@ -168,29 +168,29 @@ def upload(client: "MlflowClient", run_id: str, logged_model: "LoggedModel", fil
 
 
 def download(client: "MlflowClient", version: "ModelVersion", path: str, target: Path | None) -> Path:
-    """Download a version's file or folder, and return the local path. Without a target, local files are not copied."""
+    """Download a file or directory of a version, and return its path. Without a target, local files are not copied."""
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
     connection.check_location(location)
     artifact_uri = f"{location}/{path}".rstrip("/")
-    target_folder = str(target) if target else None
-    return Path(mlflow.artifacts.download_artifacts(artifact_uri=artifact_uri, dst_path=target_folder))
+    target_directory = str(target) if target else None
+    return Path(mlflow.artifacts.download_artifacts(artifact_uri=artifact_uri, dst_path=target_directory))
 
 
 def download_encoder(client: "MlflowClient", version: "ModelVersion", target: Path) -> None:
-    """Download a version's model folder and its signature, but not the export for sentence-transformers."""
+    """Download a version's model directory and its signature, but not the export for sentence-transformers."""
     for name in _list_files(client, version) & {MODEL, signing.FILE}:
         download(client, version, name, target)
 
 
-def _list_files(client: "MlflowClient", version: "ModelVersion", folder: str = "") -> set[str]:
-    """Return the names of all files and folders in a version's folder, or an empty set if the folder does not exist."""
+def _list_files(client: "MlflowClient", version: "ModelVersion", directory: str = "") -> set[str]:
+    """List everything below a version's directory. Return an empty set if the directory does not exist."""
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
     connection.check_location(location)
-    entries = mlflow.artifacts.list_artifacts(artifact_uri=f"{location}/{folder}".rstrip("/"))
+    entries = mlflow.artifacts.list_artifacts(artifact_uri=f"{location}/{directory}".rstrip("/"))
     return {Path(entry.path).name for entry in entries}
 
 
@@ -204,8 +204,8 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: boo
     """
     if evidence.FILE not in _list_files(client, version, EVALUATION):
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        evaluation = download(client, version, EVALUATION, Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        evaluation = download(client, version, EVALUATION, Path(directory))
         scores = evidence.read_scores(evaluation)
         answers_file = evaluation / evidence.FILE
         model = evidence.find_start(answers_file) if of_start else scores["model"]
@@ -215,8 +215,8 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: boo
 @contextmanager
 def checked_download(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
     """Download all files of a version to a temporary directory, and check them. Raises the errors of `check_files`."""
-    with tempfile.TemporaryDirectory(prefix="infoxlm-") as folder:
-        files = download(client, version, "", Path(folder))
+    with tempfile.TemporaryDirectory(prefix="infoxlm-") as directory:
+        files = download(client, version, "", Path(directory))
         check_files(files, version)
         yield files
 
@@ -225,7 +225,7 @@ def check_files(files: Path, version: "ModelVersion") -> None:
     """Check that a version's files contain an encoder, are complete and signed, and match the registered digest.
 
     Args:
-        files: local folder with the version's files.
+        files: local directory with the version's files.
         version: the registered version.
 
     Raises:

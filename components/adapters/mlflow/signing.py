@@ -1,7 +1,7 @@
 """Sign models at registration, and verify their signatures before promotion and before each use.
 
-A signature covers every file of the model's folder. The signature is a file beside the folder, so it works with any
-registry. The platform mounts the keys as files. Without a key, nothing is signed or verified:
+A signature covers every file of the model's directory. The signature is a file beside the directory, so it works with
+any registry. The platform mounts the keys as files. Without a key, nothing is signed or verified:
 
     INFOXLM_SIGNING_KEY    private elliptic-curve key (PEM) for signing models
     INFOXLM_VERIFYING_KEY  public key (PEM) for verifying models; if set, models without a valid signature are refused
@@ -18,7 +18,7 @@ VERIFYING_KEY = "INFOXLM_VERIFYING_KEY"
 
 
 def sign(model: Path, signature: Path) -> None:
-    """Sign all files of a folder if INFOXLM_SIGNING_KEY is set.
+    """Sign all files of a directory if INFOXLM_SIGNING_KEY is set.
 
     Raises:
         InputError: the key is unusable.
@@ -37,10 +37,10 @@ def sign(model: Path, signature: Path) -> None:
 
 
 def verify(model: Path, signature: Path, name: str) -> None:
-    """Verify the signature of a model's folder if INFOXLM_VERIFYING_KEY is set.
+    """Verify the signature of a model's directory if INFOXLM_VERIFYING_KEY is set.
 
     Args:
-        model: folder of the model.
+        model: directory of the model.
         signature: signature file.
         name: name of the model for error messages.
 

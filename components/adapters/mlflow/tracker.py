@@ -102,7 +102,7 @@ class MlflowRun:
             return dict(self._client.get_run(self.id).data.metrics)
 
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
-        """Copy a file, or all files below a directory, into the run's folder `path`."""
+        """Copy a file, or all files below a directory, into the run's directory `path`."""
         with translate_errors(f"artifacts of MLflow run {self.id}"):
             if source.is_dir():
                 self._client.log_artifacts(self.id, str(source), path)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 EVALUATION = "evaluation"
-"""Folder of a run with its evaluation files."""
+"""Directory of a run with its evaluation files."""
 _MAX_RUNS = 5000  # largest number of runs in a search result
 _MAX_LISTED = 10  # largest number of ablations in an error message
 
@@ -64,7 +64,7 @@ class TrialRun(NamedTuple):
 
     @contextmanager
     def _downloaded(self, *paths: str) -> Iterator[list[Path]]:
-        """Download artifacts of the trial's run into a temporary folder, and yield the paths of the local files.
+        """Download artifacts of the trial's run into a temporary directory, and yield the paths of the local files.
 
         MLflow's returned paths are used, because they may differ from the paths in the run.
         """
@@ -72,8 +72,8 @@ class TrialRun(NamedTuple):
 
         client = MlflowClient()
         subject = f"{paths[0]} of MLflow run {self.run_id}"
-        with translate_errors(subject), tempfile.TemporaryDirectory() as folder:
-            yield [Path(client.download_artifacts(self.run_id, path, folder)) for path in paths]
+        with translate_errors(subject), tempfile.TemporaryDirectory() as directory:
+            yield [Path(client.download_artifacts(self.run_id, path, directory)) for path in paths]
 
 
 def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:

@@ -120,14 +120,14 @@ class S3Store:
         with self._open_client():  # converts the KeyError if the server is not S3
             for s3_object in objects:
                 key = s3_object["Key"]
-                if key == prefix:  # some tools create an empty object to represent the folder
+                if key == prefix:  # some tools create an empty object to represent the directory
                     continue
                 name = key.removeprefix(prefix)
                 entries.append(Entry(name, s3_object["Size"], s3_object["ETag"], s3_object["LastModified"]))
         return entries
 
-    def folders(self) -> list[str]:
-        """Return the names of the folders directly below the URI, sorted."""
+    def directories(self) -> list[str]:
+        """Return the names of the directories directly below the URI, sorted."""
         names = []
         for common_prefix in self._list_all("list_objects_v2", "CommonPrefixes", Delimiter="/"):
             _, _, name = common_prefix["Prefix"].rstrip("/").rpartition("/")

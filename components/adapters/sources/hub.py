@@ -26,7 +26,7 @@ def fetch_snapshot(source: str, store: Path, only: Sequence[str] = ()) -> Path |
         only: patterns of the files to download; by default `_MODEL_FILES`, all files that cannot contain code.
 
     Returns:
-        The snapshot's folder, or None if `source` does not have the form of a hub name.
+        The snapshot's directory, or None if `source` does not have the form of a hub name.
 
     Raises:
         InputError: the model does not exist on the hub.

@@ -28,7 +28,7 @@ def download(source: str, sha256: str | None, cache: Path) -> Path:
     Args:
         source: `pypi:NAME==VERSION`.
         sha256: expected digest, or None to accept any content.
-        cache: folder for downloaded wheels.
+        cache: directory for downloaded wheels.
 
     Raises:
         InputError: the version does not exist, or the wheel has a different digest.
@@ -59,9 +59,9 @@ def _fetch_wheel(requirement: str, cache: Path) -> Path:
         has_version = version_and_tags.lower().startswith(f"{version.lower()}-")
         if has_name and has_version:
             return wheel
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
-        _download_with_pip(requirement, Path(folder))
-        (wheel,) = Path(folder).glob("*.whl")
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as directory:
+        _download_with_pip(requirement, Path(directory))
+        (wheel,) = Path(directory).glob("*.whl")
         cached_wheel = wheel.replace(cache / wheel.name)  # atomic: the cache never has a partial wheel
     logger.info("fetched %s (%.1f MB) to %s", cached_wheel.name, cached_wheel.stat().st_size / 1e6, cache)
     return cached_wheel
@@ -72,15 +72,15 @@ def _normalise_name(name: str) -> str:
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
-def _download_with_pip(requirement: str, folder: Path) -> None:
-    """Download a wheel with pip to a folder. pip's configuration determines the index and credentials.
+def _download_with_pip(requirement: str, directory: Path) -> None:
+    """Download a wheel with pip to a directory. pip's configuration determines the index and credentials.
 
     Raises:
         InputError: the wheel does not exist on the index.
         StorageUnavailable: the index does not answer.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", "-d", str(folder), requirement]
+    command += ["--disable-pip-version-check", "--progress-bar=off", "-d", str(directory), requirement]
     try:
         completed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)  # noqa: S603 - no shell, and the name was checked
     except subprocess.TimeoutExpired:

@@ -44,7 +44,7 @@ def test_files_are_written_read_listed_and_deleted(uri):
     assert store.get("a/b") is None
     assert store.head("a/b") is None
     assert store.entries() == []
-    assert store.folders() == []
+    assert store.directories() == []
 
     store.put("a/b", "first")
     store.put("c", b"second")
@@ -55,7 +55,7 @@ def test_files_are_written_read_listed_and_deleted(uri):
     assert [(entry.name, entry.size) for entry in store.entries()] == [("a/b", 5), ("c", 6)]
     assert store.entries()[0].version == version
     assert [entry.name for entry in store.entries(deep=False)] == ["c"]
-    assert store.folders() == ["a"]
+    assert store.directories() == ["a"]
     assert store.read("c") == b"second"
     assert store.read("c", start=2) == b"cond"
     assert store.read("c", start=1, length=3) == b"eco"

@@ -301,7 +301,7 @@ def test_local_data_are_used_in_place_and_missing_data_are_refused(questions, tm
     for path in (questions, questions / "LICENSE"):
         assert sources.fetch_data(str(path), tmp_path / "store") == path
     assert not (tmp_path / "store").exists()
-    with pytest.raises(InputError, match=r"nowhere: no such file or folder: give a path, or s3://bucket/prefix"):
+    with pytest.raises(InputError, match=r"nowhere: no such file or directory: give a path, or s3://bucket/prefix"):
         sources.fetch_data("nowhere", tmp_path)
 
 

@@ -68,7 +68,7 @@ def test_artifact_is_built_once_and_a_followed_training_knows_the_run(recorder, 
         config, inputs = PretrainingConfig(seed=7), {"shards_path": "location"}
         with stage_run("pretrain", str(tmp_path), {"variant": "full", "seed": 1.0}) as step:
             return step.build(
-                "pretrained", key, config, 0, {}, None, inputs, checkpoint_folder="run-1", send_curves=send_curves
+                "pretrained", key, config, 0, {}, None, inputs, checkpoint_directory="run-1", send_curves=send_curves
             )
 
     assert build("a", send_curves=True) == build("a", send_curves=True) == tmp_path / "pretrained/a"

@@ -160,7 +160,7 @@ def test_grid_needs_a_development_set(tmp_path, grid, message):
 
 
 def test_missing_test_set_is_refused_before_any_training():
-    check_task(RETRIEVAL, "aligned: no such folder")
+    check_task(RETRIEVAL, "aligned: no such directory")
 
 
 LABELLED_FILES = {

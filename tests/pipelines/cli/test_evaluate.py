@@ -124,7 +124,7 @@ def test_fine_tuned_classifier_is_scored(tmp_path):
     ("changes", "message"),
     [
         ({"--task": "tatoba"}, "There is no task 'tatoba'. Give --task one of held-out, xnli, classification, mlqa"),
-        ({"--data": "nowhere"}, "nowhere: no such file or folder: give a path, or s3://"),
+        ({"--data": "nowhere"}, "nowhere: no such file or directory: give a path, or s3://"),
         ({"--data": "s3://bucket"}, "infoxlm: InputError: s3://bucket: no S3 in this test"),
         ({"--task": "mlqa"}, "(XLMRobertaForMaskedLM) is not fine-tuned for question answering. Fine-tune and measure"),
         ({"--task": "xnli", "--data": "nowhere"}, "is not fine-tuned for classification"),

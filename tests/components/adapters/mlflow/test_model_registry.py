@@ -214,7 +214,7 @@ def test_encoder_without_head_and_export_is_registered_with_its_token_vectors(st
 
     register(store, encoder, "sha256:1", 0.5)
 
-    assert "the version has no folder sentence-transformers: " in caplog.text
+    assert "the version has no directory sentence-transformers: " in caplog.text
     assert "pooling median" in caplog.text
     assert not (model_registry.load_encoder("models:/tiny/1", store).parent / "sentence-transformers").exists()
     pipeline = mlflow.transformers.load_model("models:/tiny@champion")

@@ -26,7 +26,7 @@ def model(tmp_path):
         ("config.json", '{"model_type": "new", "auto_map": {}}', "alibaba-nlp-community/gte-multilingual-base"),
         ("config.json", "{", "cannot be read"),
         ("model.safetensors.index.json", "{}", "weight_map: Field required"),
-        ("model.safetensors.index.json", '{"weight_map": {"a": "../other.safetensors"}}', "is not in this folder"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../other.safetensors"}}', "is not in this directory"),
     ],
 )
 def test_model_with_code_or_damaged_metadata_is_refused(model, name, content, message):

@@ -10,7 +10,7 @@ def test_hidden_files_and_files_without_a_split_are_ignored(tmp_path, caplog):
     for name in ("._train-en.tsv", "notes.tsv"):
         (tmp_path / name).write_text("a\tb\n")
 
-    with pytest.raises(InputError, match="no labelled text in this folder"):
+    with pytest.raises(InputError, match="no labelled text in this directory"):
         find_labelled_files(tmp_path)
     assert "notes.tsv: ignored, because its name contains no split" in caplog.text
     assert "._train" not in caplog.text

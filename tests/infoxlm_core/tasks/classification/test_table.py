@@ -196,7 +196,7 @@ def test_only_files_of_the_requested_splits_and_languages_are_read(tmp_path):
 def test_missing_data_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"Set preparation\.labelled_share above 0, or data"):
         read_labelled(ClassificationConfig(), tmp_path)
-    with pytest.raises(InputError, match=r"nowhere\.tsv: no such file or folder"):
+    with pytest.raises(InputError, match=r"nowhere\.tsv: no such file or directory"):
         read(tmp_path / "nowhere.tsv")
 
 

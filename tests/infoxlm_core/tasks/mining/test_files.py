@@ -110,7 +110,7 @@ def test_unusable_files_are_refused(tmp_path):
         files.read_distinct(tmp_path / "empty.en")
     with pytest.raises(InputError, match=r"pairs are not written as '.xlsx': give a file of .tsv"):
         files.check_output(tmp_path / "mined.xlsx")
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="no such directory"):
         files.check_output(tmp_path / "no/mined.tsv")
     with pytest.raises(InputError, match=r"pairs\.csv: the format of its translations is unknown"):
         files.read_pairs(tmp_path / "pairs.csv", ("en", "de"))

@@ -31,7 +31,7 @@ def test_only_the_language_prefix_of_wikiann_is_removed_from_words(tmp_path):
 
 
 def test_folders_without_one_file_per_split_and_language_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"no such file or folder\. Give XTREME's files"):
+    with pytest.raises(InputError, match=r"no such file or directory\. Give XTREME's files"):
         read_tagged(settings(tmp_path / "nowhere"))
     (tmp_path / "words.txt").write_text("we\tO\n")
     with pytest.raises(InputError, match="no file name contains a split and a language"):
