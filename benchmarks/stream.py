@@ -12,7 +12,6 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ from infoxlm_core.data.writing import BLOCK_TOKENS, PART_TOKENS, make_column, wr
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
 from tests.servers import s3
-from tests.servers.s3_faults import faulty
+from tests.servers.s3_faults import Kind, faulty
 
 URI = "s3://models/shards"
 VOCABULARY = 1000
@@ -36,7 +35,7 @@ ROUNDS = 3
 
 
 def make_config(window: int) -> PretrainingConfig:
-    """Make the config of a small training run that reads up to `window` tokens ahead."""
+    """Make the config of a small training run on MLM. A step draws its text from `window` bytes of the shards."""
     values = {
         "model": {"layers": 3, "hidden": 128, "ffn": 512, "heads": 2, "max_tokens": BLOCK_TOKENS},
         "contrast": {"layer": 1},
@@ -109,9 +108,9 @@ def main(directory: Path) -> None:
         os.environ["AWS_ENDPOINT_URL"] = proxy.url
         answer = proxy.next
 
-        def answer_late(*request: Any) -> Any:
+        def answer_late(method: str, target: str) -> Kind | None:
             time.sleep(0.02)  # simulate a distant server
-            return answer(*request)
+            return answer(method, target)
 
         proxy.next = answer_late  # type: ignore[method-assign]
         compare_training_speed(shards, directory)

@@ -110,7 +110,7 @@ def run_in_process(name: str, options: argparse.Namespace) -> Iterator[Row]:
     """Yield the rows printed by a new process, and a failed row if the process crashes or exceeds its time limit."""
     from benchmarks.gpu import speed
 
-    seconds = SECONDS * (4 if name in speed.FIGURES else 1)
+    time_limit = SECONDS * (4 if name in speed.FIGURES else 1)
     command = [*COMMAND, "--only", name]
     if options.cpu:
         command.append("--cpu")
@@ -119,7 +119,7 @@ def run_in_process(name: str, options: argparse.Namespace) -> Iterator[Row]:
     environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | os.environ  # as in training runs
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout
-        timer = threading.Timer(seconds, process.kill)
+        timer = threading.Timer(time_limit, process.kill)
         timer.start()
         try:
             for line in process.stdout:
@@ -131,7 +131,7 @@ def run_in_process(name: str, options: argparse.Namespace) -> Iterator[Row]:
             timed_out = not timer.is_alive()
             timer.cancel()
     if timed_out:
-        yield {"ok": False, "why": f"The process did not end within {seconds:.0f} s."}
+        yield {"ok": False, "why": f"The process did not end within {time_limit:.0f} s."}
     elif code:
         yield {"ok": False, "why": f"The process ended with code {code}."}
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.gpu import speed
 from benchmarks.speed import inputs, ours
+from benchmarks.speed.harness import gradient_of
 from infoxlm_core.model import devices
 from infoxlm_core.model.attention import activate_flash_attention, attend, pack
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
@@ -88,13 +89,14 @@ def run_layers(encoder: Encoder, hidden: Tensor, lengths: Sequence[int], device:
     layer_input = hidden.detach().clone().to(device, dtype).requires_grad_()
     options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype is None):
-        output = model.run_layers(layer_input, lengths, 0, 2, **options)
+        output = model.run_layers(layer_input, lengths, first_layer=0, last_layer=2, **options)
+    # Weight each element by its own value. With a plain mean, the gradient would be the same for all elements.
     output.to(dtype or torch.float32).mul(output.detach()).mean().backward()
     gradients = []
     for parameter in model.layers.parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         gradients.append(gradient.flatten())
-    return [output.detach(), layer_input.grad, torch.cat(gradients)]
+    return [output.detach(), gradient_of(layer_input), torch.cat(gradients)]
 
 
 def check_dropout(small: bool) -> Iterator[Row]:
@@ -110,7 +112,7 @@ def check_dropout(small: bool) -> Iterator[Row]:
         mean = outputs[:, 1:38].mean().item()  # over 200 × 37 rows × 2 heads of 37 keys each: 5 deviations are 0.3 %
         mean_of_one_token = outputs[:, 0].mean().item()  # over 400 values: 5 deviations are 8 %
         outputs.sum().backward()
-        gradient = value.grad.double().mean().item() / 200
+        gradient = gradient_of(value).double().mean().item() / 200
         errors = {"mean": abs(mean - 1), "of one token": abs(mean_of_one_token - 1), "gradient": abs(gradient - 1)}
         is_accurate = errors["mean"] < 0.01 and errors["of one token"] < 0.1 and errors["gradient"] < 0.02
         deviation = outputs.std().item()
@@ -129,25 +131,29 @@ def check_loss(small: bool) -> Iterator[Row]:
     generator = torch.Generator().manual_seed(1)
     words, width, chunk = (1_000, 64, 64) if small else (32_002, 768, 4096)
     row_counts = (1, 65, 130) if small else (1, 4096, 4097)  # one row, and one more than a chunk holds
-    for count, probability in itertools.product(row_counts, (0.5, 0.99, 0.999)):
+    for row_count, probability in itertools.product(row_counts, (0.5, 0.99, 0.999)):
+        # Inputs that bf16 represents exactly, so that only the computation rounds.
         weight = F.normalize(torch.randn(words, width, generator=generator)).bfloat16().float()
-        targets = torch.randint(words, (count,), generator=generator)
+        targets = torch.randint(words, (row_count,), generator=generator)
         # All other words have logits near 0, so this logit gives the target approximately `probability`.
         target_logit = math.log((words - 1) * probability / (1 - probability))
         hidden = weight[targets] * target_logit
-        leaves = [hidden.bfloat16().float(), weight, torch.zeros(words)]
-        scale = torch.full((count,), 1 / 157_286)  # 15 % of 2,048 sequences of 512 tokens
-        exact = [leaf.double().requires_grad_() for leaf in leaves]
+        operands = [hidden.bfloat16().float(), weight, torch.zeros(words)]
+        scale = torch.full((row_count,), 1 / 157_286)  # targets of a real step: 15 % of 2,048 sequences of 512 tokens
+        exact = [operand.double().requires_grad_() for operand in operands]
         losses = F.cross_entropy(F.linear(*exact), targets, reduction="none")
         (losses * scale.double()).sum().backward()
-        copies = [leaf.to(device, copy=True).requires_grad_() for leaf in leaves]
+        copies = [operand.to(device, copy=True).requires_grad_() for operand in operands]
+        hidden, weight, bias = copies
         with torch.autocast(device.type, torch.bfloat16):
-            total, _ = linear_cross_entropy(*copies, targets.to(device), scale.to(device), max_chunk_rows=chunk)
+            total, _ = linear_cross_entropy(
+                hidden, weight, bias, targets.to(device), scale.to(device), max_chunk_rows=chunk
+            )
         total.backward()
-        gradients = [leaf.grad for leaf in copies]
-        exact_gradients = [leaf.grad for leaf in exact]
+        gradients = [gradient_of(operand) for operand in copies]
+        exact_gradients = [gradient_of(operand) for operand in exact]
         median_probability = float(losses.detach().neg().exp().median())
-        yield compare_with_exact(gradients, exact_gradients, 0.01, rows=count, probability=median_probability)
+        yield compare_with_exact(gradients, exact_gradients, 0.01, rows=row_count, probability=median_probability)
 
 
 def compute_one_step(small: bool) -> tuple[ours.FixedBatchLearner, float, dict[str, Tensor]]:
@@ -219,9 +225,9 @@ def check_training_after_inference(small: bool) -> Iterator[Row]:
     for mode in (torch.inference_mode(), contextlib.nullcontext()):
         with mode, torch.autocast(device.type, torch.bfloat16):
             hidden = model.embed(ids, ids % 9)
-            output = model.run_layers(hidden, lengths, 0, 2, rows=starts, row_counts=[1] * 32)
+            output = model.run_layers(hidden, lengths, first_layer=0, last_layer=2, rows=starts, row_counts=[1] * 32)
     output.float().square().sum().backward()
-    yield {"gradient": float(model.token_embedding.weight.grad.norm()), "ok": True}
+    yield {"gradient": float(gradient_of(model.token_embedding.weight).norm()), "ok": True}
 
 
 def check_fewer_gpus_than_workers(small: bool) -> Iterator[Row]:

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.speed import inputs
+from benchmarks.speed import inputs, ours
 from components.adapters.torchrun import train as torchrun
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 from infoxlm_core.data.writing import BLOCK_TOKENS, make_column, write_table
-from infoxlm_core.model.encoder import EncoderSize, initialise
-from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.training import distributed, loop, tracker
 from infoxlm_core.training.fingerprint import Fingerprint
@@ -108,8 +106,7 @@ def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
         "checkpoints": {"every": 3},
         "log_every": 1,
     })  # fmt: skip
-    model = InfoXLM(EncoderSize.from_config(config.model, WORDS), 1, config.contrast.pooling, config.contrast.normalise)
-    initialise(model, config.seed)
+    model = ours.make_model(config, WORDS, noise=False)
     device = distributed.device()
     learner = InfoXLMLearner(config, model.to(device), open_shards(text))
     kind = DiesOnce if killed else tracker.FileTracker

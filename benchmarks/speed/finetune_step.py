@@ -5,6 +5,7 @@ and 12.5 per hypothesis. A batch of 32 random pairs contains 39 % padding. The t
 """
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,14 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from benchmarks.speed import corpus, inputs, ours, peers, trainer
-from benchmarks.speed.harness import OURS, Case, compute_differences, measure, require_equal
+from benchmarks.speed.harness import OURS, Case, compute_differences, gradient_of, measure, require_equal
 from infoxlm_core.data.examples import from_lists
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import BOS, EOS
 from infoxlm_core.model import task_models
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.model.huggingface import pretrained, tokenizers
-from infoxlm_core.tasks import TASKS
-from infoxlm_core.tasks.classification.task import ClassificationConfig
+from infoxlm_core.tasks.classification.task import HEAD, ClassificationConfig
 from infoxlm_core.training.finetuning import active_vocabulary
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training
@@ -48,7 +48,7 @@ def run(quick: bool) -> list[Case]:
 
 
 def compare_steps(
-    text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps: int, size: dict | None = None
+    text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps: int, size: dict[str, int] | None = None
 ) -> Case:
     """Check that our step and the Trainer have equal losses and gradients, then time `steps` steps per round."""
     words = inputs.VOCABULARIES[vocabulary]
@@ -61,7 +61,8 @@ def compare_steps(
     name = f"finetune_step, {vocabulary}"
     case = Case(name, {"steps a round": steps, "pairs a step": BATCH, "words": words, "padding": padding})
     case.about = {OURS: "TaskLearner.batches and train_step, packed; last layer on <s> only, words that occur"}
-    case.equality["Trainer"] = require_equal(name, "Trainer", compare_gradients(make_learner(model, task), peer))
+    case.equality["Trainer"] = require_equal(name, "Trainer", compare_gradients(model, task, peer))
+    # Our fine-tuning trains only the words that occur. The Trainer has all words, so gradients are compared without it.
     limited_task, _ = active_vocabulary.limit(model, task, CONFIG.optimization.weight_decay)
     variants = {OURS: ours.TrainingRounds(make_learner(model, limited_task), CONFIG.optimization, steps).run}
     variants |= make_trainers(case, peer, task, tokenizer, steps)
@@ -72,13 +73,15 @@ def make_learner(model: task_models.TaskModel, task: Training) -> TaskLearner:
     return TaskLearner(CONFIG, model, task, CONFIG.optimization.steps, BestCheckpoints(Path(), CONFIG.selection, "en"))
 
 
-def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int) -> dict:
+def make_trainers(
+    case: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int
+) -> dict[str, Callable[[int], float]]:
     """Make variants of the Trainer with random batches and with batches of similar lengths."""
     rows = []
     for index, label in enumerate(task.targets):
         rows.append({"input_ids": task.examples.take([index]).ids.tolist(), "labels": int(label)})
     collate = DataCollatorWithPadding(tokenizers.load_fast(tokenizer))
-    variants = {}
+    variants: dict[str, Callable[[int], float]] = {}
     for name, sampling in (("Trainer", "random"), ("Trainer, group_by_length", "group_by_length")):
         variants[name] = trainer.TrainerRounds(peer, rows, collate, sampling, BATCH, steps, weight_decay=0.0).run
         case.about[name] = (
@@ -103,7 +106,7 @@ def make_task(text: np.ndarray, pairs: int = PAIRS) -> Training:
         hypothesis = text[premise_end:end].tolist()
         rows.append([BOS, *premise, EOS, EOS, *hypothesis, EOS])
         start = end
-    return Training(TASKS["classification"].head, from_lists(rows), rng.integers(0, len(LABELS), pairs), LABELS)
+    return Training(HEAD, from_lists(rows), rng.integers(0, len(LABELS), pairs), LABELS)
 
 
 def draw_lengths(rng: np.random.Generator, count: int, percentiles: tuple[int, ...]) -> np.ndarray:
@@ -111,13 +114,12 @@ def draw_lengths(rng: np.random.Generator, count: int, percentiles: tuple[int, .
     return np.interp(100 * rng.random(count), PERCENTS, percentiles).round().astype(int)
 
 
-def make_models(size: dict, words: int, tokenizer: Path):
+def make_models(size: dict[str, int], words: int, tokenizer: Path) -> tuple[task_models.SequenceModel, nn.Module]:
     """Make our classifier with noise on its weights, and Hugging Face's classifier with the same weights."""
-    labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
+    id_by_label = {label: number for number, label in enumerate(LABELS)}
     shape = EncoderSize.from_config(inputs.make_config(size).model, words)
-    model = task_models.SequenceModel(
-        Encoder(shape), pretrained.make_hugging_face_config(shape, **labels), TASKS["classification"].head
-    )
+    config = pretrained.make_hugging_face_config(shape, id2label=dict(enumerate(LABELS)), label2id=id_by_label)
+    model = task_models.SequenceModel(Encoder(shape), config, HEAD)
     initialise(model, inputs.SEED)
     inputs.add_noise(model, inputs.SEED)
     with tempfile.TemporaryDirectory() as directory:
@@ -129,8 +131,9 @@ def make_models(size: dict, words: int, tokenizer: Path):
     return model, peer
 
 
-def compare_gradients(learner: TaskLearner, peer: nn.Module) -> dict[str, float]:
+def compare_gradients(model: task_models.SequenceModel, task: Training, peer: nn.Module) -> dict[str, float]:
     """Compute the relative differences of loss and gradient on one batch. Clear both gradients afterwards."""
+    learner = make_learner(model, task)
     (batch,) = learner.batches(0)
     loss, _ = learner.losses(batch, {"classification": 1 / BATCH})
     loss.backward()
@@ -138,12 +141,13 @@ def compare_gradients(learner: TaskLearner, peer: nn.Module) -> dict[str, float]
     mask = inputs.pad(torch.ones_like(batch.ids), batch.lengths, 0)
     peer_loss = peer(input_ids=ids, attention_mask=mask, labels=batch.targets).loss
     peer_loss.backward()
-    names = learner.module.name_rules
-    gradient = {pretrained.to_hugging_face_name(name, names): p.grad for name, p in learner.module.named_parameters()}
+    gradient = {}
+    for name, parameter in model.named_parameters():
+        gradient[pretrained.to_hugging_face_name(name, model.name_rules)] = gradient_of(parameter)
     peer_gradient = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
     relative = compute_differences(
         float(loss.detach()), gradient, float(peer_loss.detach()), peer_gradient, ignored=peers.ZERO_GRADIENTS
     )
-    learner.module.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)
     peer.zero_grad(set_to_none=True)
     return relative

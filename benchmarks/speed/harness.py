@@ -117,6 +117,12 @@ def compute_differences(
 
 
 def require_equal(name: str, peer: str, relative: Mapping[str, float]) -> dict[str, float]:
+def gradient_of(tensor: Tensor) -> Tensor:
+    """Return the gradient of a tensor after a backward pass, which must have computed it."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
     """Return the differences unchanged. Raise `Unequal` if a difference is larger than rounding explains."""
     for quantity, limit in LIMITS.items():
         if not relative[quantity] <= limit:

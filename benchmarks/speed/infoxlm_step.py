@@ -1,5 +1,7 @@
 """Compare our optimizer step of InfoXLM with the released code: losses, clipping, AdamW, key encoder and queue."""
 
+from collections.abc import Callable
+
 from benchmarks.speed import inputs, ours, peers
 from benchmarks.speed.harness import OURS, Case, compute_differences, measure, require_equal
 from benchmarks.speed.reference import Reference
@@ -15,7 +17,7 @@ def run(quick: bool) -> list[Case]:
     return [compare_steps(shape, name, 7) for shape, name in (("ragged", "32k"), ("full", "32k"), ("ragged", "250k"))]
 
 
-def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict | None = None, queue: int = QUEUE,
+def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict[str, int] | None = None, queue: int = QUEUE,
                   count: int | None = None) -> Case:  # fmt: skip
     """Check that both variants have equal losses and gradients, then time whole optimizer steps."""
     words = inputs.VOCABULARIES.get(vocabulary) or int(vocabulary)
@@ -29,7 +31,7 @@ def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict | None = 
     case = Case(f"infoxlm_step, {shape}, {vocabulary}", inputs.describe_batches(batches[1:] or batches))
     case.inputs["queue"] = queue
     case.about = {OURS: "train_step: packed, one backward, contrast stops at its layer, fused AdamW, lerp"}
-    variants = {OURS: lambda number: learner.take_step(batches[number])}
+    variants: dict[str, Callable[[int], None]] = {OURS: lambda number: learner.take_step(batches[number])}
     fairseq_problem = peers.why_no_fairseq()
     if fairseq_problem:
         case.skipped[PEER] = fairseq_problem

@@ -3,6 +3,8 @@
 The noise N(0, 0.05²) is added because whole branches of a fresh model are zero and equality would prove nothing.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ SEED = 1
 NOISE = 0.05
 
 
-def make_config(size: dict, **changes) -> PretrainingConfig:
+def make_config(size: dict[str, int], **changes: Any) -> PretrainingConfig:
     """Make the config of the CPU benchmarks' small encoder, without dropout. `size` overrides the encoder's sizes."""
     model = {"layers": 6, "hidden": 384, "ffn": 1536, "heads": 6, "max_tokens": 512, "dropout": 0.0} | size
     values = {"model": model, "contrast": {"layer": max(1, model["layers"] * 2 // 3)}, "seed": SEED}
@@ -59,8 +61,8 @@ def pack_random_batch(lengths: dict[str, np.ndarray], vocabulary: int, rng: np.r
     keys = draw_sequences(lengths.get("key", none), vocabulary, rng)
     sentence_ids = rng.integers(0, 2**62, (len(queries.lengths), 2))
     views = ContrastViews(queries, keys, sentence_ids, group_ids=np.full(len(queries.lengths), 2))
-    mlm = draw_masked(lengths.get("mlm", none), 0, vocabulary, rng)
-    tlm = draw_masked(lengths.get("tlm", none), 1, vocabulary, rng)
+    mlm = draw_masked(lengths.get("mlm", none), vocabulary, rng, group=0)
+    tlm = draw_masked(lengths.get("tlm", none), vocabulary, rng, group=1)
     largest_count = max(map(len, lengths.values()))  # all sequences fit into one micro-batch
     (batch,) = pack_micro_batches(DrawnSamples(mlm, tlm, views), largest_count)
     return batch
@@ -75,7 +77,7 @@ def draw_sequences(lengths: np.ndarray, vocabulary: int, rng: np.random.Generato
     return Sequences(tokens, lengths)
 
 
-def draw_masked(lengths: np.ndarray, group: int, vocabulary: int, rng: np.random.Generator) -> MaskedSequences:
+def draw_masked(lengths: np.ndarray, vocabulary: int, rng: np.random.Generator, group: int) -> MaskedSequences:
     """Draw sequences of random tokens and mask them as in pre-training."""
     original = draw_sequences(lengths, vocabulary, rng)
     layout = Vocabulary.xlm_r(vocabulary)

@@ -9,7 +9,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.speed.harness import OURS, Case
 
@@ -43,10 +45,11 @@ def measure_peak(variant: str, words: int) -> int:
 
     config = inputs.make_config({}, objectives={"tlm": 0, "xlco": 0})
     model = ours.make_model(config, words)
-    small_batch = inputs.make_batch("ragged", words, 0, count=1)
-    batch = inputs.make_batch("ragged", words, 1)
+    small_batch: Any = inputs.make_batch("ragged", words, 0, count=1)
+    batch: Any = inputs.make_batch("ragged", words, 1)
+    module: Any = model
+    loss: Callable[[Any], Any]
     if variant == OURS:
-        module = model
         loss = ours.FixedBatchLearner(config, model).mean_loss
     else:
         peer = peers.HuggingFace(model) if variant == "Hugging Face" else peers.Fairseq(model)

@@ -1,6 +1,6 @@
 """Compare forward and backward passes of masked LM with Hugging Face and fairseq, for two vocabulary sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,8 @@ def run(quick: bool) -> list[Case]:
     return [compare_steps(shape, name, rounds, count=count) for name in vocabularies for shape in inputs.SHAPES]
 
 
-def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict | None = None, count: int | None = None) -> Case:
+def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict[str, int] | None = None,
+                  count: int | None = None) -> Case:  # fmt: skip
     """Check that all variants have equal losses and gradients, then time `rounds` rounds.
 
     `vocabulary` is a key of `inputs.VOCABULARIES` or a number of words. `size` overrides the encoder's sizes. `count`
@@ -30,7 +31,7 @@ def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict | None = 
     batches = [inputs.make_batch(shape, words, number, count=count) for number in range(rounds + 1)]
     case = Case(f"mlm_step, {shape}, {vocabulary}", inputs.describe_batches(batches[1:] or batches))
     case.about = {OURS: "packed, head and last layer on masked rows"}
-    padded_peers: dict = {"Hugging Face": peers.HuggingFace(model)}
+    padded_peers: dict[str, peers.HuggingFace | peers.Fairseq] = {"Hugging Face": peers.HuggingFace(model)}
     fairseq_problem = peers.why_no_fairseq()
     if fairseq_problem:
         case.skipped["fairseq"] = fairseq_problem
@@ -57,7 +58,7 @@ class BackwardRounds(NamedTuple):
 
     module: nn.Module
     loss_of_batch: Callable[[Any], torch.Tensor]
-    batches: list
+    batches: Sequence[Any]
 
     def run(self, number: int) -> None:
         """Compute the gradients of a round's batch."""

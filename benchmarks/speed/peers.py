@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import XLMRobertaForMaskedLM
+from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 
 from benchmarks.speed.inputs import pad, padded_targets, split
 from infoxlm_core.data.batches import PackedBatch
@@ -54,6 +54,7 @@ class HuggingFace:
 
     def __init__(self, model: InfoXLM) -> None:
         config = make_hugging_face_config(model.encoder.size, attn_implementation="sdpa")
+        assert isinstance(config, XLMRobertaConfig)
         config.hidden_dropout_prob = 0.0
         config.attention_probs_dropout_prob = 0.0
         self.model = XLMRobertaForMaskedLM(config)

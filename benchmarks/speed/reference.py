@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.speed.harness import gradient_of
 from benchmarks.speed.inputs import pad, padded_targets, split
 from benchmarks.speed.peers import fairseq_mlm, gradients_of_fairseq, load_fairseq, make_fairseq, weights_of
 from infoxlm_core.config import PretrainingConfig
@@ -36,6 +37,8 @@ class Reference:
         load_fairseq(self.query, weights)
         self.names = list(weights)
         load_fairseq(self.key, weights | weights_of(keys))  # upper layers and head come from the query model
+        assert model.projection is not None
+        assert keys.projection is not None
         self.projection = nn.Parameter(model.projection.detach().clone())
         self.key_projection = keys.projection.detach().clone()
         self.queue = queue.rows.clone()
@@ -88,7 +91,7 @@ class Reference:
         targets = torch.zeros(len(logits), dtype=torch.long)
         log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32)
         # Like the released code, add a masked-LM output times zero.
-        unused_head = self.query.encoder.lm_head(features[:1, 0]).sum() * 0.0
+        unused_head = self.query.get_submodule("encoder.lm_head")(features[:1, 0]).sum() * 0.0
         return F.nll_loss(log_probabilities, targets, reduction="sum") + unused_head
 
     def take_step(self, inputs: dict[str, Tensor]) -> None:
@@ -110,4 +113,4 @@ class Reference:
             key.copy_(key * m + query * (1.0 - m))
 
     def gradients(self) -> dict[str, Tensor]:
-        return gradients_of_fairseq(self.query, self.names) | {"projection": self.projection.grad.clone()}
+        return gradients_of_fairseq(self.query, self.names) | {"projection": gradient_of(self.projection).clone()}
