@@ -93,11 +93,12 @@ def main() -> None:
         "--runs-in", default=NAMESPACE, metavar="NAMESPACE", help="namespace of the runs (default: %(default)s)"
     )
     options = parser.parse_args()
-    if sys.stdout.isatty():
+    if sys.stdout.isatty():  # a terminal may keep what it shows
         sys.exit("The output contains passwords, so it is not printed on a terminal. Pipe it into kubectl create -f -")
     if (options.overlay == "production") != bool(options.database_user):
         sys.exit("Give --database-user with the overlay production, which uses your own database, and only with it.")
     if options.database_user:
+        # Not an option, because other users can see the arguments of a process.
         password = getpass.getpass(f"password of the database user {options.database_user}: ")
         database = {"username": options.database_user, "password": password}
     else:
@@ -106,7 +107,7 @@ def main() -> None:
     if options.overlay == "small":
         secrets_by_name |= generate_seaweedfs_secrets()
     manifests = [make_manifest(name, data) for name, data in secrets_by_name.items()]
-    if options.runs_in != NAMESPACE:
+    if options.runs_in != NAMESPACE:  # a pod can read only the Secrets of its own namespace
         for name in SECRETS_OF_RUNS:
             if name in secrets_by_name:
                 manifests.append(make_manifest(name, secrets_by_name[name], options.runs_in))

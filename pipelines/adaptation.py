@@ -33,7 +33,7 @@ MAX_STEPS = 1_000
 CPU_BATCH_SIZE = 64  # pairs per step
 GPU_BATCH_SIZE = 512
 WARMUP_SHARE = 0.1
-_MAX_CORPUS_NAME = 100  # characters, because file names contain the corpus name
+_MAX_CORPUS_NAME = 100  # characters, as `config.base.Name` allows
 HELD_OUT_SHARE = 0.05
 MAX_HELD_OUT_SHARE = 0.25
 MIN_HELD_OUT_MESSAGES = 100
@@ -72,8 +72,9 @@ def plan_settings(
     layer_count = pretrained.read_encoder_size(directory).layers  # raises InputError for unsupported model types
     encoder = sentence_encoder.read_settings(directory)
     batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
+    # Stop counting at the number of pairs that needs `MAX_STEPS`: more pairs would not add steps.
     pair_count = count_pairs(preparation, store, limit=MAX_STEPS * batch_size // EPOCHS)
-    message_count = pair_count // (len(languages) - 1)
+    message_count = pair_count // (len(languages) - 1)  # a message has one pair for each language except the pivot
     steps = choose_steps(pair_count, batch_size)
     logger.info("%d translation pairs: %d steps of %d pairs", pair_count, steps, batch_size)
     return {
@@ -105,6 +106,7 @@ def make_corpus_config(path: str, languages: Sequence[str]) -> dict[str, Any]:
     """
     file = Path(path)
     base_name = file.name.split(".")[0]
+    # Replace characters that are not allowed in the name of a corpus, which becomes part of file names.
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", base_name).strip("-_") or "pairs"
     corpus_format = formats.infer_format(file)
     corpus: dict[str, Any] = {"name": name[:_MAX_CORPUS_NAME], "format": corpus_format, "path": path}
@@ -149,6 +151,7 @@ def write_default_guard(directory: Path, languages: Sequence[str], store: Path) 
     if not pairs_by_language:
         raise InputError(f"The default guard set has no messages in {', '.join(languages)}. Give a set with --guard.")
     directory.parent.mkdir(parents=True, exist_ok=True)
+    # The scratch directory is on the same file system, so that the final rename is atomic.
     with tempfile.TemporaryDirectory(prefix=".guard-", dir=directory.parent) as scratch:
         unfinished_directory = Path(scratch) / "guard"
         unfinished_directory.mkdir()
@@ -157,7 +160,7 @@ def write_default_guard(directory: Path, languages: Sequence[str], store: Path) 
             target_file = unfinished_directory / f"guard.{pivot}-{language}.{language}"
             source_file.write_text("\n".join(translations.keys()) + "\n", encoding="utf-8")
             target_file.write_text("\n".join(translations.values()) + "\n", encoding="utf-8")
-        unfinished_directory.rename(directory)  # atomic, so that no reader sees a partial guard set
+        unfinished_directory.rename(directory)
 
 
 def _read_guard_pairs(languages: Sequence[str], store: Path) -> dict[str, dict[str, str]]:
@@ -211,6 +214,7 @@ def write_config(path: Path, template: Path, settings: Mapping[str, Any], overri
         run_file.apply_override(values, override)
     config = RunConfig.parse(values)
     if path.exists():
+        # Compare parsed configs, because a user may have edited comments or the order of fields.
         if run_file.load(path) != config:
             raise ConfigError(f"{path} exists with other settings. Run `infoxlm run {path}`, or remove the file.")
         return config

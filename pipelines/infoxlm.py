@@ -79,6 +79,7 @@ def infoxlm(
         merged = merge(config=section["evaluation"], store=store, corpus=corpus, encoder=trained, start=start)
         encoder = merged.outputs["merged"]
         tuned = finetune(config=section["finetuning"], corpus=corpus, encoder=encoder, **training_options)
+        # The start model gets the same fine-tuning, so that both encoders are compared on classification, too.
         tuned_start = finetune(config=section["finetuning"], corpus=corpus, encoder=start, **training_options)
         evaluated = evaluate(
             config=section["evaluation"],

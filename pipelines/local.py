@@ -57,7 +57,7 @@ def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path,
 
     record = _resume_or_create_run(pipeline.name, arguments, local_store, name)
     run_id = record["run"]
-    runtime.delete_outcomes(store, run_id)
+    runtime.delete_outcomes(store, run_id)  # otherwise, a resumed run would report the error of the previous attempt
     _set_step_environment(run_id, name)
     run_directory = local_store / "pipeline" / run_id
     step_arguments = {**parameters.store_if_large(store, arguments), "store": store}
@@ -77,7 +77,7 @@ def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path,
 def _set_step_environment(run_id: str, run_name: str) -> None:
     """Set the environment variables that all steps inherit."""
     os.environ |= {
-        DRIVER: str(os.getpid()),
+        DRIVER: str(os.getpid()),  # steps end when this process ends
         "RUN_ID": run_id,
         "RUN_NAME": run_name,
         "PYTHONUNBUFFERED": "1",  # show log lines at once
@@ -119,7 +119,7 @@ class RunRecord(TypedDict):
 
 
 def _read_run_record(store: Path) -> dict[str, Any]:
-    """Return the record of the last run. Raise DataCorrupt if the file is invalid."""
+    """Return the content of run.json, the record of the last run. Raise DataCorrupt if the file is invalid."""
     return user_files.read_json(store / "run.json", RunRecord, "delete it, then run again", errors.DataCorrupt)
 
 
@@ -130,7 +130,7 @@ def _stop_loops_on_signals() -> Iterator[None]:
     search_path = f"{interpreter_directory}:{os.environ.get('PATH', '')}"  # KFP starts steps with `python3`
 
     def interrupt(*_: object) -> None:
-        os.environ["PATH"] = "/nothing"  # now the threads of a loop cannot start more steps
+        os.environ["PATH"] = "/nothing"  # no Python can be found, so the threads of a loop cannot start more steps
         raise KeyboardInterrupt
 
     os.environ["PATH"] = search_path
@@ -209,19 +209,21 @@ def _run_with_kfp(pipeline: Any, arguments: Mapping[str, Any], run_directory: Pa
     """
     from kfp import local
 
+    # Hide warnings about KFP's own future, and about cluster settings without effect here, such as the image.
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".* have no effect in the current local runner")
-    warnings.filterwarnings("ignore", message="You may be attemping to run a task that uses custom")  # about the image
+    warnings.filterwarnings("ignore", message="You may be attemping to run a task that uses custom")
     workspace = run_directory / "workspace"
     workspace.mkdir(parents=True, exist_ok=True)
     local.init(
-        local.SubprocessRunner(use_venv=False),
+        local.SubprocessRunner(use_venv=False),  # steps use this process's environment and install nothing
         pipeline_root=str(run_directory),
         workspace_root=str(workspace),
-        enable_caching=False,  # KFP's local cache compares names, but our store compares contents
+        enable_caching=False,  # KFP compares the names of inputs, but our store compares their contents
     )
     for handler in logging.getLogger().handlers:  # in a loop, KFP logs to the root logger's handlers
         handler.addFilter(_is_not_from_kfp)
+    # Pipelines require an image, although a local run starts no containers.
     if "image" in pipeline.pipeline_spec.root.input_definitions.parameters:
         arguments = {"image": IMAGE, **arguments}
     output = QuietOutput(sys.stdout, run_directory / "log.txt")
@@ -241,7 +243,7 @@ def _disable_retries(spec: Any) -> Iterator[None]:
     Args:
         spec: pipeline specification, a protobuf message that is changed in place and later restored.
     """
-    original_spec = spec.SerializeToString()
+    original_spec = spec.SerializeToString()  # the spec belongs to the imported pipeline, so changes would stay
     for component in (spec.root, *spec.components.values()):
         for task in component.dag.tasks.values():
             task.ClearField("retry_policy")

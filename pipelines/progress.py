@@ -29,9 +29,9 @@ class Step(NamedTuple):
 
 def compute_node_id(workflow: str, path: str) -> str:
     """Compute the id of the node at a path as Argo does: the workflow's name and an FNV-1a hash."""
-    fnv_hash = 0x811C9DC5
+    fnv_hash = 0x811C9DC5  # offset basis of the 32-bit hash
     for byte in path.encode():
-        fnv_hash = ((fnv_hash ^ byte) * 0x01000193) & 0xFFFFFFFF
+        fnv_hash = ((fnv_hash ^ byte) * 0x01000193) & 0xFFFFFFFF  # FNV prime, and overflow of 32 bits
     return f"{workflow}-{fnv_hash}"
 
 
@@ -43,6 +43,7 @@ def list_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]
         workflow: name of the Argo workflow.
         iterations: names of the loop's iterations. Further iterations are named by their numbers.
     """
+    # A step computes the loop's items during the run, so list as many iterations as a loop can have.
     iteration_numbers = range(len(iterations) + 1, MAX_LOOP_STEPS + 1)
     iteration_names = [*iterations, *(f"iteration {number}" for number in iteration_numbers)]
     return _list_steps_of_dag(spec, spec["root"]["dag"], f"{workflow}.root", iteration_names)
@@ -72,7 +73,7 @@ def _list_steps_of_dag(
             if iteration:
                 label = f"{label} ({iteration})"
             steps.append(Step(name, label, path))
-        elif "parameterIterator" in task:
+        elif "parameterIterator" in task:  # a loop
             for index, iteration_name in enumerate(iteration_names):
                 iteration_path = f"{path}.iteration-iterations({index}:{index}).iteration-item"
                 steps += _list_steps_of_dag(spec, component["dag"], iteration_path, iteration_names, iteration_name)
@@ -112,7 +113,7 @@ class Progress:
         for task in tasks:
             label = self._find_label(task)
             line = ""
-            if label and task.display_name == _EXECUTOR:
+            if label and task.display_name == _EXECUTOR:  # counts the attempts; the step's own node has the state
                 line = self._update_attempts(task, label)
             elif label and task.display_name in self._labels_by_name:
                 line = self._update_state(task, label)
@@ -123,7 +124,7 @@ class Progress:
     def _update_attempts(self, executor: Any, label: str) -> str:
         """Record a step's number of attempts. Return a line about a new attempt, or "" if there is none."""
         num_attempts = len(executor.child_tasks or ())
-        if num_attempts <= self._num_attempts.get(label, 1):
+        if num_attempts <= self._num_attempts.get(label, 1):  # the first attempt is not a retry
             return ""
         self._num_attempts[label] = num_attempts
         return f"{label}: retried, attempt {num_attempts}"
@@ -148,6 +149,7 @@ class Progress:
             tasks: the run's `run_details.task_details`.
             current_time: monotonic time in seconds.
         """
+        # Tasks that have started are dropped, because only pods that still wait need a reminder.
         pending_ids = [task.task_id for task in tasks if task.state == "PENDING"]
         self._pending_since = {task_id: self._pending_since.get(task_id, current_time) for task_id in pending_ids}
         longest_pending_seconds = current_time - min(self._pending_since.values(), default=current_time)
@@ -180,6 +182,7 @@ class Progress:
     def _compute_node_ids(self, workflow: str) -> None:
         """Compute the ids of each step's executor node and of the first attempt below this node."""
         for step in list_steps(self._spec, workflow, self._iterations):
+            # A step node lists its executor as a child, and an executor lists its attempts.
             executor_path = f"{step.path}.{_EXECUTOR}"
             self._labels_by_node_id[compute_node_id(workflow, executor_path)] = step.label
             self._labels_by_node_id[compute_node_id(workflow, f"{executor_path}(0)")] = step.label

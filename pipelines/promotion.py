@@ -34,6 +34,6 @@ def promotion(
     """
     promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
     configure_steps(image, {"promote if better": promoted})
-    disable_cache(promoted)
+    disable_cache(promoted)  # its result depends on the current champion
     give_registry_access(promoted)
     promoted.set_retry(0)  # a second attempt would have the same result

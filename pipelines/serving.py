@@ -29,7 +29,7 @@ EmbedFunction = Callable[[Sequence[str]], Tensor]
 MAX_BYTES = 4 * 2**20
 """Size limit of a request body."""
 MAX_SENTENCES = 1024
-"""Maximum number of sentences in a request."""
+"""Maximum number of sentences in a request. While they are computed, all other requests wait."""
 
 
 class RequestError(Exception):
@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(HTTPStatus.OK, {"predictions": vectors.tolist()})
         except RequestError as error:
             self._send_json(error.status, {"error": str(error)})
-        except Exception:
+        except Exception:  # without an answer, the client would only see a closed connection
             logger.exception("a request failed")
             self._send_json(
                 HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "The server has failed. Its log has the reason."}
@@ -147,7 +147,7 @@ def _parse_sentences(body: bytes) -> list[str]:
 
 
 def serve_embeddings(embed: EmbedFunction, name: str, host: str, port: int) -> None:
-    """Answer HTTP requests for sentence vectors until SIGTERM or Ctrl-C. Then finish all waiting requests.
+    """Answer HTTP requests for sentence vectors until SIGTERM or Ctrl-C. Then answer the requests that are waiting.
 
     Args:
         embed: function that computes the vectors of sentences.
@@ -175,5 +175,5 @@ def serve_embeddings(embed: EmbedFunction, name: str, host: str, port: int) -> N
     signal.signal(signal.SIGINT, shut_down)
     with server:
         logger.info("serving http://%s:%d%s:predict", host, server.server_port, server.path)
-        server.serve_forever(poll_interval=0.1)
+        server.serve_forever(poll_interval=0.1)  # seconds until `shutdown` takes effect; the default is 0.5
     logger.info("stopped after answering all requests")

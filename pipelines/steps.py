@@ -69,8 +69,10 @@ def configure_steps(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
     """
     for name, task in steps.items():
         task.set_display_name(name).set_container_image(image)
+        # A step stores its outcome under the run's id, and a promotion records the account that promoted.
         kubernetes.use_field_path_as_env(task, "RUN_ID", "metadata.labels['pipeline/runid']")
         kubernetes.use_field_path_as_env(task, "SERVICE_ACCOUNT", "spec.serviceAccountName")
+        # Kubeflow may set some of the same variables; `apply_prefixed_variables` decides between the two in the pod.
         variables = {key: prefixed_name(key) for key in _CONFIG_VARIABLES}
         kubernetes.use_config_map_as_env(task, ENVIRONMENT, variables, optional=True)
         _use_secret(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

@@ -163,9 +163,9 @@ def connect(host: str, namespace: str = "") -> Any:
         "ssl_ca_cert": os.environ.get("SSL_CERT_FILE"),
     }
     with translate_errors(host), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        client = Client(host, namespace=namespace or "kubeflow", **options)
-        client.get_kfp_healthz()
+        warnings.simplefilter("ignore")  # KFP always warns that it needs a server of version 2
+        client = Client(host, namespace=namespace or "kubeflow", **options)  # "kubeflow" is KFP's word for no namespace
+        client.get_kfp_healthz()  # the constructor connects only if it has no namespace
     return client
 
 
@@ -186,7 +186,7 @@ def _parse_health(host: str, body: bytes) -> Any:
             "Otherwise, check --host."
         ) from None
     tag = str(health.get("tag_name", ""))
-    match = re.match(r"v?(\d+)\.(\d+)", tag)  # accept development builds, whose tags do not match
+    match = re.match(r"v?(\d+)\.(\d+)", tag)  # no match: a development build, which is accepted
     if match and (int(match[1]), int(match[2])) < OLDEST_VERSION:
         major, minor = OLDEST_VERSION
         raise InputError(
@@ -197,7 +197,7 @@ def _parse_health(host: str, body: bytes) -> Any:
 
 @contextlib.contextmanager
 def translate_errors(host: str) -> Iterator[None]:
-    """Convert exceptions of Kubeflow's client to one-line errors, and suppress the client's output.
+    """Convert exceptions of Kubeflow's client to one-line errors, and suppress the client's output, such as HTML links.
 
     Raises:
         StorageUnavailable: the server does not answer, or answers with status 5xx.
@@ -211,7 +211,7 @@ def translate_errors(host: str) -> Iterator[None]:
             yield
     except kfp_server_api.ApiException as error:
         answer = f"{error.status}: {_to_one_line(error.body or error.reason)}"
-        if error.status and error.status < 500:
+        if error.status and error.status < 500:  # the client's fault, so trying again would not help
             raise InputError(f"{host} refuses the request ({answer}).") from None
         raise StorageUnavailable(f"{host} does not answer ({answer}). Try again.") from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -242,8 +242,10 @@ def create_run(client: Any, host: str, submission: Submission) -> str:
             service_account=cluster.service_account,
             pipeline_spec={"pipeline_spec": spec, "platform_spec": platform},
             runtime_config=runtime_config,
+            # Kubeflow's optional MLflow plugin opens an MLflow run for the pipeline run, in this experiment.
             plugins_input={"mlflow": {"experiment_name": submission.experiment}},
         )
+        # KFP's public method `run_pipeline` has no argument for plugins.
         return client._run_api.run_service_create_run(run=run).run_id
 
 
@@ -270,14 +272,15 @@ def follow_run(client: Any, host: str, run_id: str, progress: Progress, print_li
         run = _get_run(client, host, run_id, print_line)
         tasks = getattr(run.run_details, "task_details", None) or ()
         state = _read_state(run)
-        lines = progress.describe_changes(tasks)
+        messages = progress.describe_changes(tasks)
         if state != last_state:
-            lines.append(f"run: {state.lower()}")
+            messages.append(f"run: {state.lower()}")
             last_state = state
-        lines += progress.describe_pending(tasks, time.monotonic())
-        for line in lines:
-            elapsed = timedelta(seconds=int(time.monotonic() - start_time))
-            print_line(f"{elapsed}  {line}")
+        # Call this after `describe_changes`, which records the running steps that a reminder names.
+        messages += progress.describe_pending(tasks, time.monotonic())
+        elapsed = timedelta(seconds=int(time.monotonic() - start_time))
+        for message in messages:
+            print_line(f"{elapsed}  {message}")
         if state in _END_STATES:
             return state
         time.sleep(_POLL_SECONDS)
@@ -295,11 +298,12 @@ def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], No
             with translate_errors(host):
                 return client.get_run(run_id)
         except StorageUnavailable as error:
+            # The run continues without the API server, so wait until the server returns.
             if time.monotonic() - first_request_time > _MAX_SECONDS_WITHOUT_SERVER:
                 raise
             print_line(f"{error} The run continues on the cluster.")
             time.sleep(_POLL_SECONDS)
-        except InputError as error:
+        except InputError as error:  # for example, the login expired during a long run
             url = make_run_url(host, run_id)
             raise InputError(f"{error} The run continues on the cluster. Log in again and look at {url}") from None
 
@@ -337,7 +341,7 @@ def submit_and_wait(client: Any, host: str, submission: Submission, print_line: 
         if state == "SUCCEEDED":
             return
         error = read_run_error(state, run_id, store)
-        if retry == max_retries or not isinstance(error, TryAgain):
+        if retry == max_retries or not isinstance(error, TryAgain):  # TryAgain: a temporary failure, exit code 75
             raise error
         print_line(f"{error}; submitting it again in {_SECONDS_BETWEEN_RUNS:.0f} s ({retry + 1} of {max_retries})")
         time.sleep(_SECONDS_BETWEEN_RUNS)
@@ -349,7 +353,7 @@ def _print_summary(store: str, run_id: str, print_line: Callable[[str], None]) -
 
     try:
         summary = runtime.read_summary(store, run_id)
-    except InfoXLMError as error:
+    except InfoXLMError as error:  # not raised, because the run's own error is more important to the user
         print_line(f"The summary of the run cannot be read ({error}). Look at its page.")
         return
     if summary:

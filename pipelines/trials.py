@@ -45,6 +45,7 @@ def plan_trials(config: RunConfig, path: Path, only: Sequence[str], seeds: Seque
     _check_variants_differ(settings_by_variant, path)
     trials: list[dict[str, Any]] = []
     for seed in seeds:  # seeds in the outer loop, so that even an interrupted sweep compares all variants
+        # The comparison sorts its rows by rank, that is, in the order of the file.
         for rank, (name, settings) in enumerate(settings_by_variant.items()):
             description = {"variant": name, "seed": seed, "what": variants[name].get("what", ""), "rank": rank}
             pretraining = {**settings["pretraining"], "seed": seed}
@@ -106,15 +107,15 @@ def read_variants(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"There is no file {path}. Give a YAML file of variants.")
     try:
         text = user_files.read_text(path, run_file.MAX_SIZE)
-        variants = yaml.load(text, Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
-    except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
+        variants = yaml.load(text, Loader=run_file.StrictLoader)  # noqa: S506 - StrictLoader is a SafeLoader
+    except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:  # RecursionError: deeply nested YAML
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(variants, dict) or not variants:
         raise ConfigError(f"{path}: expected a mapping from names to variants.")
     for name, variant in variants.items():
         if not isinstance(name, str) or not _VARIANT_NAME.fullmatch(name):
             raise ConfigError(f"{path} has a variant {name!r}. Use letters, digits and + - . : _ in names.")
-        if not isinstance(variant, dict | None):
+        if not isinstance(variant, dict | None):  # None: a variant without overrides, which is the run itself
             raise ConfigError(f"Variant {name} of {path} is {variant!r}, not a mapping of overrides.")
     return {name: variant or {} for name, variant in variants.items()}
 

@@ -61,7 +61,7 @@ def upload_version(
         equal_versions = client.list_pipeline_versions(pipeline_id, filter=_make_name_filter(version))
         if equal_versions.pipeline_versions:
             return UploadedVersion(version, page, is_new=False)
-        with tempfile.TemporaryDirectory() as directory:  # the client uploads only files
+        with tempfile.TemporaryDirectory() as directory:  # the client accepts only a file, not its text
             path = Path(directory, f"{version}.yaml")
             path.write_text(yaml_text, encoding="utf-8")
             client.upload_pipeline_version(str(path), version, pipeline_id=pipeline_id, description=description)

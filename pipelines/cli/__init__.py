@@ -9,6 +9,6 @@ from pipelines.cli.app import app, interrupt_on_signals
 
 def main() -> None:
     """Run the command line."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of tokenizers would deadlock in forked processes
     interrupt_on_signals()
     app()

@@ -65,16 +65,17 @@ def adapt(
     """
     codes = split_list(languages)
     if len(codes) < 2:
-        raise InputError(f"--languages {languages!r} are too few. Give at least two language codes, such as en,de.")
+        raise InputError(f"--languages {languages!r} is too short. Give at least two language codes, such as en,de.")
     from components.platform import artifacts, sources
     from infoxlm_core.stages import export
 
     export_settings = export.ExportSettings(split_list(to))
-    export.check_settings(export_settings, output)
+    export.check_settings(export_settings, output)  # now, because the training before the export may take long
     from pipelines import adaptation, local
     from pipelines.infoxlm import infoxlm
 
     local_store = artifacts.local_directory(store)
+    # The name contains the languages, because a guard set that exists is not written again.
     guard_directory = guard or str(config.parent / f"guard-{'-'.join(codes)}")
     if not guard:
         adaptation.write_default_guard(Path(guard_directory), codes, local_store)

@@ -20,7 +20,7 @@ from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
+    pretty_exceptions_enable=False,  # `report_errors` reports all errors
     help=(
         "Train, evaluate, register and serve InfoXLM, a cross-lingual text encoder.\n\n"
         "Start with `infoxlm run demo`. Open the report whose path the command prints. Then compare two sentences:\n\n"
@@ -63,7 +63,7 @@ def find_config(argument: str | Path) -> Path:
     path = Path(argument)
     packaged_file = CONFIGS / f"{path}.yaml"
     is_bare_name = len(path.parts) == 1
-    with suppress(OSError):  # the file name is invalid
+    with suppress(OSError):  # the file system rejects the name, for example because it is too long
         if is_bare_name and not path.exists() and packaged_file.is_file():
             return packaged_file
     return path
@@ -115,15 +115,15 @@ def report_errors() -> Iterator[None]:
     Unexpected exceptions are logged with a traceback.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("botocore").setLevel(logging.WARNING)
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # at INFO, it logs where it found the S3 keys
     try:
         yield
     except typer.Exit:  # the command has chosen its exit code
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # also raised by SIGTERM, so the exit code asks schedulers to run the command again
         _exit_with_error(Preempted("The command was interrupted. Run it again to continue."))
     except BaseException as error:
-        # A Rust library's panic is a BaseException, but not an Exception.
+        # A panic in a Rust library, such as tokenizers, is a BaseException, but not an Exception.
         if not isinstance(error, Exception) and not user_files.is_panic(error):
             raise
         _exit_with_error(_to_infoxlm_error(error))

@@ -92,7 +92,7 @@ def submit(
         use_cache=not no_cache,
         iterations=list_iteration_names(arguments),
     )
-    if save:
+    if save:  # needs no server, so --host is checked later
         save.write_text(kubeflow.render_for_cluster(cluster_file, pipeline, submission.parameters), encoding="utf-8")
         account = cluster_file.service_account
         typer.echo(f"wrote {save}: upload it to Kubeflow and run it with service account {account}")
@@ -142,7 +142,7 @@ def upload(
     {"pretraining.optimization.steps": 2000}. An unchanged pipeline is not uploaded again.
     """
     cluster_file = run_file.load_config(ClusterFile, cluster)
-    defaults = {}
+    defaults = {}  # collected first, so that an invalid setting prevents all uploads
     for pipeline in kubeflow.PIPELINES:
         if pipeline == "suite" and suite:
             values = prepare_parameters(pipeline, suite, cluster_file)
@@ -167,7 +167,7 @@ def upload(
 def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` prints it.")], host: Host) -> None:
     """Terminate a run on a cluster. Finished artifacts are kept, and the next run resumes from them.
 
-    Kubeflow kills the step after about a second. If this is too short for the step to delete its training job, the job
+    Kubeflow kills the step after about a second. If the step cannot delete its training job in this time, the job
     saves a checkpoint and ends 15 minutes later.
     """
     client = kubeflow.connect(host)

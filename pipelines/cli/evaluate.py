@@ -80,6 +80,7 @@ def evaluate(
 
     models = name_models(model, floor)
     files = [path.name for path in output.iterdir()] if output.is_dir() else []
+    # Overwrite an earlier report, but protect a directory without a report, which has the user's own files.
     if files and not {"report.html", "suite.html"} & set(files):
         raise InputError(f"--output {output} contains other files, such as {files[0]}. Give an empty directory.")
     if task == HELD_OUT:
@@ -132,6 +133,7 @@ def build_suite(
     task_definition, preset = PRESETS[task]
     test_settings = task_definition.build_test_settings(data)
     settings: dict[str, Any] = {"task": task_definition.name, **test_settings, **preset.settings}
+    # The command has the same options for all tasks, so the values may include settings that this task does not have.
     task_fields = task_definition.settings.model_fields
     settings |= {name: value for name, value in options.items() if value is not None and name in task_fields}
     if settings.get("languages"):
@@ -140,7 +142,7 @@ def build_suite(
         try:
             run_file.apply_override(settings, override)
         except yaml.YAMLError as error:
-            message = " ".join(str(error).split())
+            message = " ".join(str(error).split())  # YAML's messages have several lines
             raise ConfigError(f"--set {override}: {message}") from None
     tasks = {task: {"settings": settings, "table": preset.table}}
     return SuiteConfig.parse({"models": models, "tasks": tasks})
@@ -174,7 +176,7 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     settings = config.tasks[task].settings
     task_definition = task_of(settings)
     model_directories = {name: sources.fetch_model(source, store) for name, source in config.models.items()}
-    for directory in model_directories.values():
+    for directory in model_directories.values():  # check all models before the first measurement, which may take long
         check_architecture(directory, task_definition)
 
     local_settings = sources.fetch_task_data(settings, store)
@@ -182,6 +184,7 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     for planned in trials.plan(config):
         trial = planned.trial
         directory = model_directories[trial.model]
+        # `training` is empty: if a model was fine-tuned, it was done elsewhere, and nothing is known about it.
         scores_by_trial[trial.name] = trials.measure_model(
             local_settings, encoder=directory, model=directory, training={}, output=output / trial.model
         )

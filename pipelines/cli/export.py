@@ -51,7 +51,7 @@ def export(
     source = sources.fetch_model(model, artifacts.local_directory(store))
     settings = stage.ExportSettings(split_list(to), split_list(languages), tuple(text or ()), data, pivot)
     measurements = stage.export(source, model, settings, output)
-    original = measurements[0]
+    original = measurements[0]  # the model before the export
     for measured in measurements:
         loss = ""
         if measured.retrieval is not None and original.retrieval is not None:

@@ -67,13 +67,14 @@ def mine(
 
     if (calibrate is None) == (threshold is None):
         raise InputError("The margin needs one of --calibrate and --threshold. Give one of them, not both.")
+    # Check all files before the model is downloaded and computes vectors.
     files.check_output(output)
     codes = files.check_languages(split_list(languages)) if languages else files.infer_languages((source, target))
     corpus = mining.read_corpus((source, target), calibrate, codes)
     neighbours.check_size(len(corpus.sources.texts), len(corpus.targets.texts))
     directory = model_registry.load_encoder(model, artifacts.local_directory(store))
     embedder = embedding.load_embedder(directory, prefix=prefix)
-    model_digest = manifests.digest_files(directory)
+    model_digest = manifests.digest_files(directory)  # a key of the stored vectors
     mined = mining.mine_pairs(corpus, embedder, model_digest, cache() / "vectors", precision, threshold)
     files.write_pairs(output, codes, mining.list_pairs(corpus, mined))
     report = {

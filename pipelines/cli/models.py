@@ -49,6 +49,7 @@ def read_lines(stream: BinaryIO, name: str = "standard input") -> list[str]:
     text = user_files.decode(stream.read(), name)
     if not text:
         return []
+    # `splitlines` would also split at rarer characters, such as U+2028, and row i would not belong to line i.
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 
@@ -57,7 +58,7 @@ def check_sentences(texts: Sequence[str]) -> None:
     if not texts:
         raise InputError("There is no sentence. Give sentences as arguments, or one per line on standard input.")
     for number, text in enumerate(texts, 1):
-        # Python decodes an argument that is not UTF-8 to surrogates.
+        # Python decodes invalid bytes of a command-line argument to surrogates.
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError(f"Sentence {number} is not UTF-8: {text!r:.60}. Convert it to UTF-8.")
         if len(text) > MAX_CHARACTERS:
@@ -117,7 +118,7 @@ def embed(
         check_sentences(texts)
     directory = _load_model(model, store)
     embedder = embedding.load_embedder(directory, layer, pooling)
-    if file and output:
+    if file and output:  # both or neither, as checked above
         num_lines = vector_files.embed_file(embedder, file, output)
         typer.echo(f"wrote {output}: {num_lines:,} vectors, {embedder.spec.pooling} of layer {embedder.spec.layer}")
         return
@@ -191,7 +192,7 @@ def translate(
     sentences: Sentences = None,
     to: Annotated[
         str, typer.Option(help="Language of the translations. It must be one of the two languages of the model.")
-    ] = ...,  # type: ignore[assignment]
+    ] = ...,  # type: ignore[assignment]  # required, but Python needs a default after that of `sentences`
     file: Annotated[Path | None, typer.Option(help="Translate the lines of this file.")] = None,
     store: Store = "runs",
 ) -> None:

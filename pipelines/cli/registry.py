@@ -43,7 +43,8 @@ def promote(
     from components.platform import artifacts
 
     local_store = artifacts.local_directory(store)
-    connection.connect_existing(local_store)  # connect first, because the lock would create a mistyped store
+    # Connect first, because the lock would create a mistyped store.
+    connection.connect_existing(local_store)
     with artifacts.exclusive(store, *promotion.LOCK):
         promoted = promotion.promote_model(model, gate, local_store, target=to, manual_reason=by_hand)
     typer.echo(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
@@ -59,6 +60,7 @@ def rollback(
     from components.adapters.mlflow import connection, promotion
     from components.platform import artifacts
 
+    # Connect first, because the lock would create a mistyped store.
     client = connection.connect_existing(artifacts.local_directory(store))
     with artifacts.exclusive(store, *promotion.LOCK):
         version = promotion.roll_back(client, name, reason)
@@ -83,4 +85,4 @@ def parse_gate(options: list[str]) -> dict[str, float]:
             raise ConfigError(
                 f"--metric {option}: {margin!r} is not a number. Write, for example, retrieval/served=0.005."
             ) from None
-    return RegistrationConfig.parse({"gate": gate}, "--metric").gate
+    return RegistrationConfig.parse({"gate": gate}, "--metric").gate  # raises ConfigError for a margin out of range

@@ -60,6 +60,7 @@ def ablate(
     The text is prepared and tokenized once. A failed trial is reported and does not stop the others. If the command is
     interrupted, run it again to resume.
     """
+    # Later overrides win, so `--set num_workers=…` takes precedence over the default of --num-workers.
     run_config = run_file.load(config, [f"num_workers={num_workers}", *(set_ or ())])
     run_config.check_whole_run()
     from pipelines import local, trials
@@ -157,7 +158,7 @@ def plan(
     from infoxlm_core.systems.infoxlm import plan
 
     pretraining = run_config.pretraining
-    num_gpus = gpus or min(8, pretraining.batches.virtual_shards)
+    num_gpus = gpus or min(8, pretraining.batches.virtual_shards)  # a worker needs at least one virtual shard
     tables = plan.plan(pretraining, run_config.tokenization.new_vocabulary_size, num_gpus, gpu)
     typer.echo("\n".join(plan.describe(tables)))
 
@@ -179,7 +180,7 @@ def compile(
 def _make_example_command(config: run_file.RunConfig, store: str) -> str:
     """Return an example command that uses the model registered by a run."""
     registration = config.registration
-    # A champion may not exist if even the first version must be better than its start model.
+    # If even the first version must be better than its start model, there may be no champion yet.
     alias = "candidate" if registration.against == "start" else "champion"
     command_name = "embed"
     if config.translation:

@@ -16,6 +16,7 @@ SECTIONS = [field.annotation for field in RunConfig.model_fields.values()]
 KINDS: dict[str, type[StageConfig]] = {
     "run": RunConfig,
     "suite": SuiteConfig,
+    # Settings that are also a section of a run, such as `finetuning`, are already described there.
     **{name: task.settings for name, task in TASKS.items() if task.settings not in SECTIONS},
     "cluster": ClusterFile,
 }
@@ -31,7 +32,7 @@ as YAML 1.2.
 """
 
 
-@command(name="config", add_help_option=False)
+@command(name="config", add_help_option=False)  # typer's own --help would ignore SECTION
 def config_(
     context: typer.Context,
     section: Annotated[

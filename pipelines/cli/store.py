@@ -52,6 +52,7 @@ def gc(
     for item in sorted(deletable, key=lambda item: item.size, reverse=True):
         days = (datetime.now(UTC) - item.modified).days
         typer.echo(f"{item.size / 1e6:12,.1f} MB  {days:5} days  {item.name}")
+    # With the wrong MLflow server, no artifact would be protected, so show which server was asked.
     typer.echo(f"models: {connection.public_uri(local_store)}")
     size = sum(item.size for item in deletable) / 1e6
     total = f"{len(deletable)} of {len(items)} items in {store}, {size:,.1f} MB"

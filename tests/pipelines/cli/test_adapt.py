@@ -111,7 +111,7 @@ def test_transformers_computes_the_vectors_of_the_champion_from_the_export(adapt
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--languages", "en"], "--languages 'en' are too few. Give at least two language codes"),
+        (["--languages", "en"], "--languages 'en' is too short. Give at least two language codes"),
         (["--languages", "en,de", "--to", "tensorflow"], "'tensorflow' is not a format"),
         (["--languages", "en,de", "--output", Path(__file__).parent], "exists: give a new directory"),
     ],
