@@ -16,6 +16,7 @@ NAMES = ("mlm_step", "infoxlm_step", "end_to_end", "finetune_step", "sampler", "
 def main() -> int:
     """Run the named benchmarks and print the path of their report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    # The choices include [], because argparse checks the default of nargs="*", too.
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=" · ".join(NAMES))
     parser.add_argument("--quick", action="store_true", help="few rounds with the small vocabulary; takes two minutes")
     options = parser.parse_args()
@@ -27,7 +28,7 @@ def main() -> int:
 
     machine.pin()
     names = tuple(options.names) or NAMES
-    load_before = os.getloadavg()
+    load_before = os.getloadavg()  # other work on the machine, before the benchmarks add their own
     ceilings = machine.ceilings()
     cases = []
     for name in names:

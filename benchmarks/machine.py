@@ -23,6 +23,7 @@ def facts() -> dict[str, Any]:
         "commit": output_of("git", "rev-parse", "--short", "HEAD") + changes,
         "cpu": read_field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": os.cpu_count(),
+        # torch has no public functions for these instructions.
         "avx512_bf16": bool(torch.cpu._is_avx512_bf16_supported()),
         "amx": bool(torch.cpu._is_amx_tile_supported()),
         "memory_gib": round(int(memory.split()[0]) / 2**20, 1) if memory else None,
@@ -69,7 +70,7 @@ def ceilings() -> dict[str, float]:
     """Measure the speed limits of one core: fp32 matrix products in GFLOP/s, and copies in GB/s."""
     left = torch.randn(1024, 384)
     right = torch.randn(384, 1536)
-    source = torch.empty(2**26)
+    source = torch.empty(2**26)  # 256 MiB, more than fits into the caches
     target = torch.empty(2**26)
     product_seconds = best_of_ten(lambda: torch.mm(left, right))
     copy_seconds = best_of_ten(lambda: target.copy_(source))
@@ -85,4 +86,4 @@ def best_of_ten(work: Callable[[], object]) -> float:
         start_time = time.process_time()
         work()
         seconds.append(time.process_time() - start_time)
-    return min(seconds)
+    return min(seconds)  # the run that other work disturbed least

@@ -31,11 +31,11 @@ LANGUAGES = ("en", "de")
 FILES_PER_LANGUAGE = 2
 UNMARKED = 10  # one row in ten has no mark
 LETTERS = "bcdfghjklmnpqrstvwxz"
-PEER_TASKS = len(LANGUAGES) * FILES_PER_LANGUAGE
+PEER_TASKS = len(LANGUAGES) * FILES_PER_LANGUAGE  # datatrove's unit of work is a file
 LARGE_ROWS = (10**9, 10**10)
 LARGE_CORES = 256
 TASK_SECONDS = 0.0004  # CPU time of the driver for one Ray task
-ROWS_PER_TASK = 1 << 17
+ROWS_PER_TASK = 1 << 17  # as in `phases.clean.PART_ROWS`
 
 
 def write_rows(directory: Path, row_count: int) -> None:
@@ -45,6 +45,7 @@ def write_rows(directory: Path, row_count: int) -> None:
         messages = read_messages(language)
         for number in range(FILES_PER_LANGUAGE):
             with (directory / f"{language}-{number}.jsonl").open("w", encoding="utf-8") as file:
+                # The files of a language take turns, so that each file has copies of all messages.
                 for row in range(number, row_count // len(LANGUAGES), FILES_PER_LANGUAGE):
                     copy, message = divmod(row, len(messages))
                     is_marked = row % UNMARKED > 0
@@ -57,12 +58,13 @@ def read_messages(language: str) -> list[str]:
     from benchmarks.speed import corpus
     from infoxlm_core.corpora import catalogs
 
-    texts: dict[str, None] = {}
+    texts: dict[str, None] = {}  # a set that keeps the order
     for source in corpus.list_corpora():
         for row in catalogs.read_rows(["de"], "en", Path(source["path"])):
             if row.dropped is None:
                 text = row.texts[LANGUAGES.index(language)]
-                texts[" ".join(text.split())] = None  # one line, because our reader splits rows at line ends
+                # Keep the text on one line, because our reader splits rows at line ends.
+                texts[" ".join(text.split())] = None
     return list(texts)
 
 
@@ -124,7 +126,7 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
         start_seconds = time.process_time()
         report = preparation.prepare(make_config(text), output, files, measure)
         process_seconds = time.process_time() - start_seconds
-        digest = digest_rows(output)
+        digest = digest_rows(output)  # must not depend on the number of workers
         files.delete(*(entry.name for entry in files.entries()))
     task_seconds = sum(seconds_of_tasks)
     # Without workers, this process also runs the tasks.
@@ -139,7 +141,7 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
 def digest_rows(corpus: Path) -> str:
     """Return a digest of a corpus's rows in order."""
     digest = hashlib.sha256()
-    for path in sorted(corpus.rglob("*.parquet")):
+    for path in sorted(corpus.rglob("*.parquet")):  # the file system returns files in any order
         for batch in pq.ParquetFile(path).iter_batches():
             digest.update("\n".join(batch.column(0).to_pylist()).encode())
     return digest.hexdigest()[:16]
@@ -196,7 +198,7 @@ def run_peer(text: Path) -> dict[str, Any]:
             (1, [ExactFindDedups(f"{directory}/signatures", f"{directory}/duplicates", config)]),
             (PEER_TASKS, [
                 JsonlReader(f"{directory}/clean"), ExactDedupFilter(f"{directory}/duplicates", config),
-                JsonlWriter(f"{directory}/result", compression=None),
+                JsonlWriter(f"{directory}/result", compression=None),  # so that its lines can be counted below
             ]),
         ]  # fmt: skip
         start_seconds = time.process_time()
@@ -214,6 +216,7 @@ def run_case(python: str, *arguments: str) -> dict[str, Any]:
     """Run one case in its own process and return its figures."""
     command = [python, "-m", "benchmarks.scale", "--case", *arguments]
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    # Only the last line is the result, because libraries may print lines of their own.
     result: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
     return result
 

@@ -76,13 +76,14 @@ def make_cache(shards: Path, cache: Path) -> Path:
 
 def train(shards: Path, run: Path, source: storage.Store | None = None) -> tuple[list[str], float]:
     """Train, and print the speed and the share of waiting. Return all losses and the tokens per second."""
+    # The smallest window moves through all parts, so the training keeps reading from S3.
     pretrain(make_config(window=1), shards, run / "model", run, shards_source=source)
     metrics = [values for _, values in tracker.read(run / tracker.METRICS)]
     late_metrics = metrics[STEPS // 2 :]  # early figures, averaged over ten seconds, include the start-up
     speed = statistics.median(values["tokens_per_second"] for values in late_metrics)
     waiting = statistics.mean(values["data_wait"] for values in late_metrics)
     print(f"{'S3' if source else 'local'}: {speed:.0f} tokens/s, data_wait {waiting:.4f}")
-    return [values["loss/mlm"].hex() for values in metrics], speed
+    return [values["loss/mlm"].hex() for values in metrics], speed  # hexadecimal floats are exact
 
 
 def train_alone(shards: Path, run: Path, source: storage.Store | None = None) -> tuple[list[str], float]:
@@ -93,7 +94,7 @@ def train_alone(shards: Path, run: Path, source: storage.Store | None = None) ->
 
 def main(directory: Path) -> None:
     """Measure the time to open shards, the first batch, and whole training runs. Print the results."""
-    shards = write_shards(directory / "billion", PART_TOKENS, parts=960)
+    shards = write_shards(directory / "billion", PART_TOKENS, parts=960)  # 960 × 2^20 tokens
     start = time.monotonic()
     Sampler(open_shards(shards), make_config(window=10**9))
     print(f"open 10^9 tokens: {time.monotonic() - start:.2f} s")

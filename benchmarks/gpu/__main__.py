@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true", help="run the checks on a small model on the CPU; save nothing")
     parser.add_argument("--full", action="store_true", help="also measure the model large; takes twice as long")
     parser.add_argument("--only", help="run this check or measurement in this process; save nothing")
-    parser.add_argument("--reference", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--reference", type=Path, help=argparse.SUPPRESS)  # for the child process of `check_step`
     options = parser.parse_args()
     missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
@@ -42,7 +42,7 @@ def main() -> int:
         return 2
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     if options.cpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # takes effect only before torch is imported
 
     import torch
 
@@ -123,12 +123,12 @@ def run_in_process(name: str, options: argparse.Namespace) -> Iterator[Row]:
         timer.start()
         try:
             for line in process.stdout:
-                if line.startswith("{"):
+                if line.startswith("{"):  # libraries may print other lines
                     yield json.loads(line)
         finally:
-            process.kill()
+            process.kill()  # still runs if the caller stops early, for example after Ctrl-C
             code = process.wait()
-            timed_out = not timer.is_alive()
+            timed_out = not timer.is_alive()  # the timer ends only when it has killed the process
             timer.cancel()
     if timed_out:
         yield {"ok": False, "why": f"The process did not end within {time_limit:.0f} s."}

@@ -40,7 +40,7 @@ def compare_with_exact(values: Sequence[Tensor], exact: Sequence[Tensor], limit:
     for value, exact_value in zip(values, exact, strict=True):
         reference = exact_value.double()
         error = value.double().cpu() - reference.cpu()
-        distances.append(float(error.norm() / reference.norm().clamp_min(1e-30)))
+        distances.append(float(error.norm() / reference.norm().clamp_min(1e-30)))  # a zero gradient has norm 0
     return labels | {"off": max(distances), "limit": limit, "ok": max(distances) <= limit}
 
 
@@ -120,6 +120,7 @@ def check_dropout(small: bool) -> Iterator[Row]:
         # All values of a sequence are its number, so attention to another sequence would change the mean.
         values = torch.repeat_interleave(torch.arange(1.0, 6.0), torch.tensor(lengths))[:, None].expand(-1, 128)
         output = attend(zeros, zeros, values.to(device, dtype).contiguous(), packing, packing, 2, dropout=0.1)
+        # Two long sequences suffice. In a short one, dropout alone changes the mean.
         means = torch.stack([rows.mean() for rows in output.double().cpu().split(lengths)[1:3]])
         leak = (means / torch.tensor([2.0, 3.0]) - 1).abs().max().item()
         yield {"dtype": str(dtype), "leaks": leak, "ok": leak < 0.1}
@@ -184,6 +185,7 @@ def check_step(small: bool) -> Iterator[Row]:
         command = [sys.executable, "-m", "benchmarks.gpu", f"--reference={path}"]
         if small:
             command.append("--cpu")
+        # The code uses a GPU if there is one, so the reference needs a process that sees none.
         subprocess.run(command, check=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
         exact_loss, exact_gradients = torch.load(path, weights_only=True)
     _, loss, gradients = compute_one_step(small)
@@ -200,7 +202,7 @@ def check_repeatability(small: bool) -> Iterator[Row]:
     """Train twice for three steps and compare the weights, with torch's default and with deterministic kernels."""
     on_cpu = devices.choose().type == "cpu"
     for deterministic in (False, True):
-        torch.use_deterministic_algorithms(deterministic, warn_only=True)
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)  # some kernels exist in one version only
         weights = []
         for _ in range(2):
             learner, _, _ = compute_one_step(small)
@@ -255,9 +257,9 @@ def check_several_workers(small: bool) -> Iterator[Row]:
 
 def check_waits_for_gpu(small: bool) -> Iterator[Row]:
     """Count how often the CPU waits for the GPU in a step, by line of code. A step may wait once, at its end."""
-    learner, _, _ = compute_one_step(small=False)
+    learner, _, _ = compute_one_step(small=False)  # the check never runs on a CPU
     batch = inputs.make_batch("ragged", inputs.VOCABULARIES["32k"], 1, ("mlm", "tlm", "xlco"))
-    learner.take_step(batch)
+    learner.take_step(batch)  # not counted, because the first step allocates memory
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -278,7 +280,7 @@ def check_waits_for_gpu(small: bool) -> Iterator[Row]:
 
 def check_memory(small: bool) -> Iterator[Row]:
     """Check that a step of the base model needs at most 10 % more memory than `infoxlm plan` predicts."""
-    speed.free_memory()
+    speed.free_memory()  # also resets the peak that is read below
     learner = speed.make_learner("base", "InfoXLM")
     batch = speed.make_batch("InfoXLM", "full").to("cuda")
     learner.take_step(batch)

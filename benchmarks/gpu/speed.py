@@ -70,6 +70,7 @@ def product_flops(m: int, k: int, n: int) -> float:
 
 def measure_ceilings(full: bool) -> Iterator[Row]:
     """Measure matrix products of our shapes, a large square product, and a copy."""
+    # Feed-forward layers of `base` on 65,536 tokens, and its head on 8,192 masked rows; logits are padded to 250,048.
     for shape in ((65_536, 768, 3072), (65_536, 3072, 768), (8_192, 768, 250_048), (8_192, 8_192, 8_192)):
         yield {"product": "x".join(map(str, shape)), "TFLOP/s": product_flops(*shape) / 1e12}
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
@@ -111,6 +112,7 @@ def make_batch(objective: str, shape: str) -> PackedBatch:
     tokens = {"mlm": 512, "tlm": 512, "query": 128, "key": 128}
     sentences = {"mlm": 1, "tlm": 2, "query": 2, "key": 2}
     names = ["mlm"] if objective == "MLM" else list(tokens)
+    # MLM alone has one sequence per sample. InfoXLM has four, so it gets fewer samples for the same number of tokens.
     if shape == "full":
         count = 128 if objective == "MLM" else 48
         lengths = {name: np.full(count, tokens[name]) for name in names}

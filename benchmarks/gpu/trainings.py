@@ -58,7 +58,7 @@ class DiesOnce(tracker.FileTracker):
         super().log(step, values)
         marker = self.path.with_name("killed")
         if step == DIES_AT and not marker.exists():
-            marker.touch()
+            marker.touch()  # the restarted worker finds the file and does not die again
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -73,7 +73,7 @@ def compare_losses(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="infoxlm-gpu-") as directory:
         text = write_shards(Path(directory) / "shards")
         for training in TRAININGS:
-            if training.workers > gpus:
+            if training.workers > gpus:  # torchrun would start fewer workers than the name of the run says
                 yield {"training": training.name, "skipped": f"{gpus} GPU"}
                 continue
             run = Path(directory) / training.name.replace(" ", "-").replace(",", "")
@@ -86,6 +86,7 @@ def compare_losses(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
             curve = np.array(step_losses)  # (steps, 3)
             losses[training.name] = curve
             row = {"training": training.name, "steps": len(curve), "killed": (run / "killed").exists()}
+            # A resumed training must have logged each step once.
             is_ok = len(curve) == STEPS and row["killed"] == training.killed
             if is_ok and training.like in losses:
                 largest_error = float(np.max(np.abs(curve / losses[training.like] - 1)))
@@ -111,7 +112,7 @@ def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
     learner = InfoXLMLearner(config, model.to(device), open_shards(text))
     kind = DiesOnce if killed else tracker.FileTracker
     fingerprint = Fingerprint.of(config, 1, {})
-    background = device.type == "cuda"
+    background = device.type == "cuda"  # a thread writes the checkpoints, as in training runs
     with run_directory(run, fingerprint, config.checkpoints, kind, background=background) as (checkpoints, metrics):
         return loop.train(learner, config.optimization, checkpoints, metrics, config.log_every)
 
@@ -121,6 +122,7 @@ def write_shards(directory: Path) -> Path:
     rng = np.random.default_rng(inputs.SEED)
 
     def draw_rows(count: int, last_token: int | None = None) -> pa.LargeListArray:
+        # Sentences are shorter than `side_tokens`, so none is cut.
         lengths = np.clip(inputs.draw_lengths("ragged", rng, count), 3, 28)
         tokens = rng.integers(FIRST_PIECE, WORDS - 1, lengths.sum())
         if last_token is not None:

@@ -44,7 +44,7 @@ def make_shards() -> Path:
     demo = read_demo()
     config = {"languages": demo["languages"], "cleaning": demo["cleaning"], "corpora": list_corpora()}
     output = cache_directory() / "benchmarks"
-    shutil.rmtree(output, ignore_errors=True)
+    shutil.rmtree(output, ignore_errors=True)  # an earlier version may have prepared the text differently
     corpus = output / "corpus"
     shards = output / "shards"
     report = preparation.prepare(PreparationConfig.parse(config), corpus, Directory(str(output / "work")))

@@ -69,7 +69,7 @@ def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], r
     for number in range(rounds + 1):
         first = number % len(names)  # each round starts with another variant, so that none has an advantage
         for name in names[first:] + names[:first]:
-            gc.collect()
+            gc.collect()  # no variant pays for the garbage of another
             wall_start = time.perf_counter()
             cpu_start = time.process_time()
             unit_count = variants[name](number)
@@ -77,7 +77,7 @@ def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], r
             wall = time.perf_counter() - wall_start
             if unit_count is None:
                 unit_count = case.inputs[case.unit]
-            if number > 0:
+            if number > 0:  # not the warm-up
                 case.cpu.setdefault(name, []).append(cpu)
                 case.wall.setdefault(name, []).append(wall)
                 case.work.setdefault(name, []).append(float(unit_count))
@@ -107,6 +107,7 @@ def compute_differences(
         squared_norms[name] = float(tensor.double().square().sum())
     tensor_differences = []
     for name, squared_norm in squared_norms.items():
+        # A gradient of zero has no relative difference, but it counts in the whole gradient.
         if squared_norm and not name.endswith(tuple(ignored)):
             tensor_differences.append((squared_differences[name] / squared_norm) ** 0.5)
     return {
@@ -116,15 +117,15 @@ def compute_differences(
     }
 
 
-def require_equal(name: str, peer: str, relative: Mapping[str, float]) -> dict[str, float]:
 def gradient_of(tensor: Tensor) -> Tensor:
     """Return the gradient of a tensor after a backward pass, which must have computed it."""
     assert tensor.grad is not None
     return tensor.grad
 
 
+def require_equal(name: str, peer: str, relative: Mapping[str, float]) -> dict[str, float]:
     """Return the differences unchanged. Raise `Unequal` if a difference is larger than rounding explains."""
     for quantity, limit in LIMITS.items():
-        if not relative[quantity] <= limit:
+        if not relative[quantity] <= limit:  # also true for NaN
             raise Unequal(f"{name}: {quantity} differs from {peer} by {relative[quantity]:.2e}, allowed {limit:.0e}.")
     return dict(relative)

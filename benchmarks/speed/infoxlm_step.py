@@ -24,6 +24,7 @@ def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict[str, int]
     layers = (size or {}).get("layers", 6)
     # Noisy weights produce long vectors, so a high temperature keeps the logits small.
     contrast = {"layer": max(1, layers * 2 // 3), "queue_size": queue, "temperature": 20.0}
+    # With a tiny learning rate, the weights hardly change, so all rounds do the same work.
     config = inputs.make_config(size or {}, contrast=contrast, optimization={"warmup_steps": 0, "learning_rate": 1e-7})
     model = ours.make_model(config, words)
     learner = ours.FixedBatchLearner(config, model)

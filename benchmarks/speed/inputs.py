@@ -59,7 +59,8 @@ def pack_random_batch(lengths: dict[str, np.ndarray], vocabulary: int, rng: np.r
     none = np.array([], dtype=np.int64)
     queries = draw_sequences(lengths.get("query", none), vocabulary, rng)
     keys = draw_sequences(lengths.get("key", none), vocabulary, rng)
-    sentence_ids = rng.integers(0, 2**62, (len(queries.lengths), 2))
+    sentence_ids = rng.integers(0, 2**62, (len(queries.lengths), 2))  # all different: no false negatives
+    # Groups 0, 1 and 2 are MLM, TLM and contrast, as in the shards of `ours.write_two_pairs`.
     views = ContrastViews(queries, keys, sentence_ids, group_ids=np.full(len(queries.lengths), 2))
     mlm = draw_masked(lengths.get("mlm", none), vocabulary, rng, group=0)
     tlm = draw_masked(lengths.get("tlm", none), vocabulary, rng, group=1)

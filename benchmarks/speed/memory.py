@@ -35,6 +35,7 @@ def run(quick: bool) -> list[Case]:
     for name in case.about:
         command = [sys.executable, "-m", "benchmarks.speed.memory", name, str(words)]
         completed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+        # Only the last line is the result, because libraries may print lines of their own.
         case.peak[name] = json.loads(completed.stdout.splitlines()[-1])
     return [case]
 
@@ -55,14 +56,14 @@ def measure_peak(variant: str, words: int) -> int:
         peer = peers.HuggingFace(model) if variant == "Hugging Face" else peers.Fairseq(model)
         module = peer.model
         loss = peer.loss
-        del model
+        del model  # the peer has its own copy of the weights
         small_batch = peer.inputs(small_batch)
         batch = peer.inputs(batch)
     loss(small_batch).backward()  # let libraries allocate the memory that they need only once
     module.zero_grad(set_to_none=True)
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # return free memory to the system, or the pass would reuse it uncounted
+    Path("/proc/self/clear_refs").write_text("5")  # Linux resets the peak, VmHWM, if 5 is written
     resident_bytes = read_status("VmRSS")
     loss(batch).backward()
     return read_status("VmHWM") - resident_bytes

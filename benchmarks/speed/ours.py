@@ -54,7 +54,7 @@ class FixedBatchLearner(InfoXLMLearner):
         views = views.to(self.device)
         keys = self.xlco.key_encoder(views.key_ids, views.key_positions, views.key_lengths)
         rows = self.xlco.queue.rows
-        rows.copy_(torch.randn(rows.shape, generator=generator) * 0.1)
+        rows.copy_(torch.randn(rows.shape, generator=generator) * 0.1)  # repeated keys differ by this noise
         rows += keys[torch.arange(len(rows), device=rows.device) % len(keys)]
         sentence_ids = self.xlco.queue.sentence_ids
         sentence_ids.copy_(torch.empty(sentence_ids.shape, dtype=torch.long).random_(generator=generator))
@@ -63,7 +63,7 @@ class FixedBatchLearner(InfoXLMLearner):
         """Return the sum of the objectives' mean losses, ready for a backward pass."""
         loss, _ = self.losses(batch, {name: 1.0 / batch.counts[name] for name in self.weights.by_name})
         if self.has_contrast:
-            self.xlco.new_keys.clear()
+            self.xlco.new_keys.clear()  # `take_step` would add them to the queue
         return loss
 
     def take_step(self, batch: PackedBatch) -> None:

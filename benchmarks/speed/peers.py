@@ -74,6 +74,7 @@ class HuggingFace:
         return self.model(**inputs).loss
 
     def gradients(self) -> dict[str, Tensor]:
+        # A tied parameter has two names but is listed once, so choose the name that our gradients have.
         tied = {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"}
         tied |= {"lm_head.decoder.bias": "lm_head.bias"}
         named = self.model.named_parameters()
@@ -138,7 +139,7 @@ def why_no_fairseq() -> str | None:
 
 
 def import_fairseq() -> Any:
-    level = logging.root.level
+    level = logging.root.level  # importing fairseq may change it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from fairseq.models.roberta import model as roberta
@@ -150,6 +151,7 @@ def import_fairseq() -> Any:
 def make_fairseq(size: EncoderSize) -> nn.Module:
     """Make a fairseq RoBERTa with random weights and tied embeddings."""
     roberta = import_fairseq()
+    # fairseq itself adds the positions 0 and 1, which no token has.
     args = Namespace(
         encoder_layers=size.layers, encoder_embed_dim=size.hidden, encoder_ffn_embed_dim=size.ffn,
         encoder_attention_heads=size.heads, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,

@@ -14,7 +14,7 @@ def run(quick: bool) -> list[Case]:
     """Measure how fast one of eight workers draws its micro-batches."""
     config = PretrainingConfig()
     sampler = Sampler(open_shards(corpus.make_shards()), config)
-    shards_per_worker = config.batches.virtual_shards // 8
+    shards_per_worker = config.batches.virtual_shards // 8  # 8 workers, as on a usual machine with GPUs
     case = Case("shards to packed batches", {"samples of each objective": 256, "block_tokens": 512})
     case.about = {
         OURS: "Sampler.draw and pack_micro_batches: MLM, TLM and mixup views, default config, 8 of 64 virtual shards"

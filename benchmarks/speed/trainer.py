@@ -57,7 +57,7 @@ class TrainerRounds:
             self.model, arguments, data_collator=lambda batch_rows: dict(self.collate(batch_rows)),
             train_dataset=examples, optimizers=(self.optimizer, self.schedule),
         )  # fmt: skip
-        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(PrinterCallback)  # it would print the metrics of every round
         trainer.train()
         return float(sum(len(example["input_ids"]) for example in examples))
 
