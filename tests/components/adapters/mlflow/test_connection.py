@@ -87,7 +87,7 @@ def test_server_that_never_answers_is_reported_in_limited_time(store, monkeypatc
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("./mlruns", "is a folder, and MLflow no longer supports folders: set it to a server"),
+        ("./mlruns", "is a directory, which MLflow no longer supports: set it to a server"),
         ("sqlite:///:memory:", "is not a file that later stages can open: set it to sqlite"),
         ("sqlite+pysqlite:///x.db", "is not a file that later stages can open: set it to sqlite"),
         ("sqlite:////proc/nothing/mlflow.db", "/proc/nothing cannot be created"),

@@ -152,7 +152,7 @@ def test_questions_that_cannot_be_scored_are_refused_by_id(tmp_path, questions, 
     ("names", "mixed", "reason"),
     [
         (["nowhere.de.json"], False, r"nowhere\.de\.json: no such file or directory \(test\)"),
-        (["empty"], False, "empty: the folder has no .json file"),
+        (["empty"], False, "empty: the directory has no .json file"),
         (["a", "b"], False, r"a/xquad\.de\.json and .* are both de-de. Give one test file per language"),
         (["c"], False, "c: no file has questions in the language of its paragraphs"),
         (["a"], True, "a: no file has two languages"),

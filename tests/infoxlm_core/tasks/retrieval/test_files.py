@@ -94,7 +94,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path):
         ({"x.en-de.en": ENGLISH, "x.en-de.de": []}, r"x\.en-de\.de is empty. Give one sentence per line"),
         ({"x.en-de.en": ENGLISH}, r"x\.en-de\.en: x\.en-de\.de is missing beside it. Give both files"),
         ({"x.en-de.en": ENGLISH, "x.en-de.de": GERMAN, "y.de-en.de": GERMAN, "y.de-en.en": ENGLISH},
-         r"has de twice \(x\.en-de\.de, y\.de-en\.de\). Keep one set per folder"),
+         r"has de twice \(x\.en-de\.de, y\.de-en\.de\). Keep one set per directory"),
     ],
     ids=["no set", "empty file", "missing side", "language twice"],
 )  # fmt: skip
