@@ -1,9 +1,10 @@
 """Compute and compare statistics of metrics over seeds, and name metrics."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
+from typing import Any
 
 from scipy import special
 
@@ -46,9 +47,29 @@ def summarise_seeds(values: Mapping[int, float | None], comparisons: int = 1) ->
     mean = fmean(finite)
     deviation = stdev(finite)
     error_probability = (1 - CONFIDENCE) / comparisons
-    quantile = float(special.stdtrit(n - 1, 1 - error_probability / 2))
+    quantile = float(special.stdtrit(n - 1, 1 - error_probability / 2))  # inverse of Student's t distribution
     half_width = quantile * deviation / math.sqrt(n)
     return Statistic(n, mean, deviation, (mean - half_width, mean + half_width), by_seed)
+
+
+def summarise_metrics_by_seed(
+    metrics_by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()
+) -> dict[str, Statistic]:
+    """Compute the statistic of each metric over the seeds that have a value of it.
+
+    Args:
+        metrics_by_seed: values by seed and metric.
+        names: names of the metrics; by default all.
+    """
+    selected_names = list(names)
+    if not selected_names:
+        for metrics in metrics_by_seed.values():
+            selected_names += metrics
+    statistics = {}
+    for name in dict.fromkeys(selected_names):  # removes duplicates, because most seeds have the same metrics
+        values = {seed: metrics[name] for seed, metrics in metrics_by_seed.items() if name in metrics}
+        statistics[name] = summarise_seeds(values)
+    return statistics
 
 
 def compare_seeds(variant: Statistic, reference: Statistic, comparisons: int) -> Statistic:

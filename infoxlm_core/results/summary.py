@@ -1,22 +1,18 @@
-"""Summarise a sweep: statistics over seeds for every model, of its headline metrics and of each task.
+"""The results of a sweep: statistics over seeds for every model, of its headline metrics and of each task.
 
-Suites, ablations and evaluations share one summary format. An ablation has headline metrics but no tasks, because its
-trials log only metrics.
+Suites, ablations and evaluations share this format. This module summarises suites and evaluations, whose trials have
+scores by task.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import fmean
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from infoxlm_core import languages
-from infoxlm_core.errors import InputError
-from infoxlm_core.results import evidence, published, trials
-from infoxlm_core.results.bootstrap import paired_bootstrap
-from infoxlm_core.results.evidence import Outcomes
+from infoxlm_core.results import grid_points, trials
+from infoxlm_core.results.grid_points import GridPoint
 from infoxlm_core.results.protocol import compare_protocol, describe_rule, name_setting
-from infoxlm_core.results.statistics import CONFIDENCE, Statistic, compare_seeds, is_share, summarise_seeds
+from infoxlm_core.results.statistics import Statistic, is_share, summarise_metrics_by_seed
 from infoxlm_core.results.suite_config import SuiteConfig, SuiteTaskConfig
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks import task_of
@@ -24,10 +20,6 @@ from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fact, Task
 
 Metrics = Mapping[str, Statistic]
-OutcomesBySeed = Mapping[str, Mapping[int, Outcomes]]
-"""Variant -> seed -> questions that the model answered correctly."""
-COSTS = ("steps", "tokens_seen", "cost/cpu_hours/pretrain", "cost/gpu_hours/pretrain")
-"""Metrics of the pre-training cost."""
 _TASK_HEADLINES = ("served", "best", "centred", "no_overlap", "mean")  # in display order
 
 
@@ -42,16 +34,6 @@ class Variant:
     differences: Metrics = field(default_factory=dict)  # from the first variant, with intervals over seeds
     question_differences: Metrics = field(default_factory=dict)  # from the first variant, intervals over questions
     costs: Metrics = field(default_factory=dict)  # pre-training costs of an ablation's variant
-
-
-@dataclass(frozen=True)
-class GridPoint:
-    """One combination of grid values, with its development scores."""
-
-    grid: Mapping[str, Any]
-    dev: float | None  # development score over all languages, averaged over finished seeds
-    by: float | None  # development score by which grid points are compared, averaged over finished seeds
-    seeds: tuple[int, ...]  # finished seeds
 
 
 @dataclass(frozen=True)
@@ -154,136 +136,6 @@ class Summary:
                 yield f"{prefix}{name}/seeds", len(result.chosen.seeds)
 
 
-# ---------------------------------------------------------------- ablations
-
-
-def summarise_metrics(
-    title: str,
-    results: Iterable[tuple[Trial, Mapping[str, float]]],
-    metrics: Sequence[str] = (),
-    outcomes: OutcomesBySeed = MappingProxyType({}),
-) -> Summary:
-    """Summarise an ablation: every variant over its seeds, in the order of the results.
-
-    Args:
-        title: title of the page.
-        results: trials with their metrics. An unfinished trial has no metrics.
-        metrics: names of the metrics to compare; by default all logged headline metrics and the paper's tasks.
-        outcomes: stored outcomes of finished trials by variant and seed.
-
-    Raises:
-        InputError: no trial logged one of the requested metrics.
-    """
-    results_by_variant: dict[str, list[tuple[Trial, Mapping[str, float]]]] = {}
-    logged_metrics: set[str] = set()
-    for trial, values in results:
-        results_by_variant.setdefault(trial.model, []).append((trial, values))
-        logged_metrics.update(values)
-    headline_metrics = _select_headlines(metrics, logged_metrics)
-    costs = [name for name in COSTS if name in logged_metrics]
-    variants: dict[str, Variant] = {}
-    unfinished_trials: list[str] = []
-    for name, variant_results in results_by_variant.items():
-        variants[name] = _summarise_variant(variant_results, headline_metrics, costs)
-        unfinished_trials += [trial.name for trial, values in variant_results if not values]
-    variants = _compare_with_first(variants, headline_metrics, outcomes)
-    return Summary(
-        title=title,
-        model=next(iter(variants), ""),
-        models={name: variant.what for name, variant in variants.items()},
-        metrics=headline_metrics,
-        variants=variants,
-        unfinished=tuple(unfinished_trials),
-        tasks={},
-    )
-
-
-def _compare_with_first(
-    variants: Mapping[str, Variant], headline_metrics: Sequence[str], outcomes: OutcomesBySeed
-) -> dict[str, Variant]:
-    """Add to each variant its differences from the first variant, the baseline."""
-    baseline = next(iter(variants), "")
-    comparisons = len(variants) - 1
-    compared = {}
-    for name, variant in variants.items():
-        if name == baseline:
-            compared[name] = variant
-            continue
-        differences = {}
-        for metric in headline_metrics:
-            reference = variants[baseline].metrics[metric]
-            differences[metric] = compare_seeds(variant.metrics[metric], reference, comparisons)
-        question_differences = _compare_answers(
-            outcomes.get(name, {}), outcomes.get(baseline, {}), headline_metrics, comparisons
-        )
-        compared[name] = replace(variant, differences=differences, question_differences=question_differences)
-    return compared
-
-
-def _select_headlines(requested: Sequence[str], logged_metrics: set[str]) -> tuple[str, ...]:
-    """Return the requested metrics, or by default all headline metrics that a trial logged.
-
-    Raises:
-        InputError: no trial logged a requested metric.
-    """
-    for name in requested:
-        if name not in logged_metrics:
-            available = ", ".join(sorted(logged_metrics)) or "none"
-            raise InputError(f"No trial has the metric {name!r}. Known metrics: {available}.")
-    if requested:
-        return tuple(requested)
-    bleu_by_direction = sorted(name for name in logged_metrics if name.startswith("translation/bleu/"))
-    candidates = (*trials.HEADLINES, *bleu_by_direction, *published.METRICS)
-    return tuple(name for name in candidates if name in logged_metrics)
-
-
-def _summarise_variant(
-    results: Sequence[tuple[Trial, Mapping[str, float]]], headline_metrics: Sequence[str], costs: Sequence[str]
-) -> Variant:
-    """Summarise the trials of one variant. An unfinished trial has no metrics in `results`."""
-    values_by_seed = {trial.seed: values for trial, values in results}
-    first_trial, _ = results[0]
-    return Variant(
-        what=first_trial.what,
-        seeds=tuple(sorted(trial.seed for trial, _ in results)),
-        unfinished=tuple(sorted(trial.seed for trial, values in results if not values)),
-        metrics=_compute_statistics(values_by_seed, headline_metrics),
-        costs=_compute_statistics(values_by_seed, costs) if costs else {},
-    )
-
-
-def _compare_answers(
-    candidate: Mapping[int, Outcomes], reference: Mapping[int, Outcomes], metrics: Sequence[str], comparisons: int
-) -> Metrics:
-    """Compare the accuracy of two variants. Return each metric's difference with its interval over the questions.
-
-    The answers to a question are averaged over the seeds that both variants have.
-
-    Args:
-        candidate: the compared variant's answers by seed.
-        reference: the baseline's answers by seed.
-        metrics: metrics to compare. Metrics that are not shares of correct answers are left out.
-        comparisons: number of variants compared with the baseline, for Bonferroni's correction.
-    """
-    seeds = sorted(candidate.keys() & reference.keys())
-    if not seeds:
-        return {}
-    level = 1 - (1 - CONFIDENCE) / comparisons
-    differences = {}
-    for name in metrics:
-        try:
-            candidate_scores = evidence.average([candidate[seed] for seed in seeds], name)
-            reference_scores = evidence.average([reference[seed] for seed in seeds], name)
-            gain = paired_bootstrap(candidate_scores, reference_scores, level=level)
-        except (InputError, ValueError):  # not a share of correct answers, or the variants answered different questions
-            continue
-        differences[name] = Statistic(gain.questions, gain.gain, interval=(gain.lower, gain.upper))
-    return differences
-
-
-# ---------------------------------------------------------------- suites and evaluations
-
-
 def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
     """Summarise the scores of a suite: statistics over seeds for every model and task.
 
@@ -326,7 +178,7 @@ def summarise_evaluation(
                 continue
             scores_of_task.append(model_scores)
             scores_by_seed = {1: model_scores}  # an evaluation has no seeds and no grid
-            grid_point = _summarise_grid_point({}, scores_by_seed)
+            grid_point = grid_points.summarise({}, scores_by_seed)
             results[model] = _summarise_model(task, task.name, settings, scores_by_seed, grid_point, [grid_point])
         if results:
             summaries[task.name] = _summarise_task(task, results, scores_of_task)
@@ -374,17 +226,18 @@ def _summarise_suite_task(
     task = task_of(suite_task.settings)
     notes = []
     results = {}
-    for model in dict.fromkeys(trial.model for trial in planned_trials):
-        trials_of_model = [trial for trial in planned_trials if trial.model == model]
-        scores_of_points = _group_by_grid_point(trials_of_model, scores)
-        grid_points = [_summarise_grid_point(point.grid, point.scores_by_seed) for point in scores_of_points]
-        problem = _describe_excluded_points(grid_points)
+    trials_by_model: dict[str, list[Trial]] = {}
+    for trial in planned_trials:
+        trials_by_model.setdefault(trial.model, []).append(trial)
+    for model, trials_of_model in trials_by_model.items():
+        points = grid_points.group_scores(trials_of_model, scores)
+        grid = [grid_points.summarise(point.grid, point.scores_by_seed) for point in points]
+        chosen, problem = grid_points.choose(grid)
         if problem:
             notes.append(f"{model}: {problem}")
-        chosen = _choose_grid_point(grid_points)
         if chosen:
-            chosen_scores = scores_of_points[grid_points.index(chosen)].scores_by_seed
-            results[model] = _summarise_model(task, name, suite_task.settings, chosen_scores, chosen, grid_points)
+            chosen_scores = points[grid.index(chosen)].scores_by_seed
+            results[model] = _summarise_model(task, name, suite_task.settings, chosen_scores, chosen, grid)
     finished_scores = [scores[trial.name] for trial in planned_trials if trial.name in scores]
     summary = _summarise_task(task, results, finished_scores)
     return replace(
@@ -395,24 +248,6 @@ def _summarise_suite_task(
         notes=(*notes, *summary.notes),
         settings=trials.dump_settings(suite_task.settings),
     )
-
-
-class _GridPointScores(NamedTuple):
-    """The scores of one model's finished trials at one grid point."""
-
-    grid: Mapping[str, Any]
-    scores_by_seed: dict[int, Scores]
-
-
-def _group_by_grid_point(trials_of_model: Sequence[Trial], scores: Mapping[str, Scores]) -> list[_GridPointScores]:
-    """Group the scores of a model's trials by grid point. A grid point without a finished trial has no scores."""
-    points: dict[str, _GridPointScores] = {}
-    for trial in trials_of_model:
-        description = trials.describe_grid_point(trial.grid)  # a mapping cannot be a key
-        point = points.setdefault(description, _GridPointScores(trial.grid, {}))
-        if trial.name in scores:
-            point.scores_by_seed[trial.seed] = scores[trial.name]
-    return list(points.values())
 
 
 def _summarise_task(
@@ -455,80 +290,13 @@ def _summarise_task(
     )
 
 
-def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, Scores]) -> GridPoint:
-    """Average the development scores of a grid point over its seeds. Without development sets, the scores are None."""
-    scores_with_dev = [scores for scores in scores_by_seed.values() if scores.dev]
-    means = [scores.dev["mean"] for scores in scores_with_dev if scores.dev]
-    selection_scores = [_find_selection_score(scores) for scores in scores_with_dev]
-    return GridPoint(
-        grid=grid,
-        dev=fmean(means) if means else None,
-        by=fmean(selection_scores) if selection_scores else None,
-        seeds=tuple(scores_by_seed),
-    )
-
-
-def _find_selection_score(scores: Scores) -> float:
-    """Return the development score by which grid points are compared.
-
-    If checkpoints are chosen by the source language, use only the score of the source language. Scores of other
-    languages would tune the model on these languages, and the test would no longer be zero-shot.
-    """
-    dev = scores.dev or {}
-    score: float = dev["mean"]
-    if scores.selection and scores.selection["rule"] == "source" and scores.trained_on:
-        source_language = scores.trained_on[0]
-        score = dev["languages"].get(source_language, score)
-    return score
-
-
-def _choose_grid_point(grid_points: Sequence[GridPoint]) -> GridPoint | None:
-    """Choose the grid point with the best development score; the first point wins a tie. Test scores are never used.
-
-    Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five seeds.
-    Return None if no seed is finished, or if a finished point of a grid has no development score.
-    """
-    measured = [grid_point for grid_point in grid_points if grid_point.seeds]
-    if not measured:
-        return None
-    if len(grid_points) == 1:
-        return measured[0]
-    if any(grid_point.by is None for grid_point in measured):
-        return None
-    most_seeds = max(len(grid_point.seeds) for grid_point in measured)
-    complete = [grid_point for grid_point in measured if len(grid_point.seeds) == most_seeds]
-    return max(complete, key=lambda grid_point: grid_point.by or 0.0)
-
-
-def _describe_excluded_points(grid_points: Sequence[GridPoint]) -> str:
-    """Explain which grid points could not be chosen. Return "" if all points could be chosen."""
-    measured = [grid_point for grid_point in grid_points if grid_point.seeds]
-    if not measured or len(grid_points) == 1:
-        return ""
-    without_dev = [grid_point for grid_point in measured if grid_point.by is None]
-    if without_dev:
-        names = _describe_grid_points(without_dev)
-        return f"no grid point is chosen, because {names} have no development scores. Add development sets."
-    most_seeds = max(len(grid_point.seeds) for grid_point in measured)
-    incomplete = [grid_point for grid_point in measured if len(grid_point.seeds) < most_seeds]
-    if incomplete:
-        names = _describe_grid_points(incomplete)
-        return f"{names} cannot be chosen, because fewer than {most_seeds} seeds are finished."
-    return ""
-
-
-def _describe_grid_points(grid_points: Iterable[GridPoint]) -> str:
-    """List the values of grid points as text."""
-    return ", ".join(trials.describe_grid_point(grid_point.grid) for grid_point in grid_points)
-
-
 def _summarise_model(
     task: Task[Any],
     task_name: str,
     settings: Any,
     scores_by_seed: Mapping[int, Scores],
     chosen: GridPoint,
-    grid_points: Sequence[GridPoint],
+    grid: Sequence[GridPoint],
 ) -> ModelResult:
     """Summarise one model on one task over the seeds of the chosen grid point.
 
@@ -538,52 +306,32 @@ def _summarise_model(
         settings: settings of the task.
         scores_by_seed: scores at the chosen grid point by seed.
         chosen: chosen grid point.
-        grid_points: all grid points.
+        grid: all grid points of the task.
     """
     first_scores = next(iter(scores_by_seed.values()))
-    has_grid = len(grid_points) > 1
+    has_grid = len(grid) > 1
     grid_dev_languages = first_scores.dev["languages"] if first_scores.dev and has_grid else ()
     statistics_by_language = {}
     for code in languages.sort_codes(first_scores.languages, task.order):
         language_scores = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
-        statistics_by_language[code] = _compute_statistics(language_scores)
+        statistics_by_language[code] = summarise_metrics_by_seed(language_scores)
     # Scores of mixed pairs also contain a table of all language pairs. No statistic is computed from this table.
     mixed_scores = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
-    mixed = _compute_statistics(mixed_scores, ("within", "across")) if mixed_scores else {}
+    mixed = summarise_metrics_by_seed(mixed_scores, ("within", "across")) if mixed_scores else {}
     selections = {seed: scores.selection or {} for seed, scores in scores_by_seed.items()}
     gaps = {seed: scores.transfer_gap or {} for seed, scores in scores_by_seed.items()}
     metrics = {seed: task.name_metrics(scores, settings, task_name) for seed, scores in scores_by_seed.items()}
     return ModelResult(
         chosen=chosen,
-        grid=tuple(grid_points),
+        grid=tuple(grid),
         rule=describe_rule(first_scores.selection, grid_dev_languages),
         tuned={seed: scores.training.get("tuned") for seed, scores in scores_by_seed.items()},
         steps={seed: selection.get("chosen", {}) for seed, selection in selections.items()},
         languages=statistics_by_language,
-        mean=_compute_statistics({seed: scores.mean for seed, scores in scores_by_seed.items()}),
-        transfer_gap=_compute_statistics(gaps) or None,
+        mean=summarise_metrics_by_seed({seed: scores.mean for seed, scores in scores_by_seed.items()}),
+        transfer_gap=summarise_metrics_by_seed(gaps) or None,
         within=mixed.get("within"),
         across=mixed.get("across"),
         details=first_scores.details,
-        metrics=_compute_statistics(metrics),
+        metrics=summarise_metrics_by_seed(metrics),
     )
-
-
-def _compute_statistics(
-    metrics_by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()
-) -> dict[str, Statistic]:
-    """Compute the statistic of each metric over the seeds that have a value of it.
-
-    Args:
-        metrics_by_seed: values by seed and metric.
-        names: names of the metrics; by default all.
-    """
-    selected_names = list(names)
-    if not selected_names:
-        for metrics in metrics_by_seed.values():
-            selected_names += metrics
-    statistics = {}
-    for name in dict.fromkeys(selected_names):
-        values = {seed: metrics[name] for seed, metrics in metrics_by_seed.items() if name in metrics}
-        statistics[name] = summarise_seeds(values)
-    return statistics
