@@ -49,10 +49,9 @@ _METRIC_MEANINGS = {
     "best": "accuracy with the best layer and pooling on these pairs; slightly too high, because both were chosen here",
     "centred": "accuracy with the vectors that users get, after each language's mean vector is subtracted",
     "no_overlap": "score on the pairs that share no token, with the vectors that users get",
-    "mean": "the task's main score, averaged over languages",
     "transfer_gap": "score of the source language minus the mean of the other languages",
 }
-"""Last part of a metric's name -> its meaning."""
+"""Last part of a metric's name -> its meaning, except for the main scores of tasks."""
 MAX_NAMES = 12
 """Largest number of unfinished trials that a page lists by name."""
 
@@ -163,19 +162,31 @@ def _build_summary_section(summary: Summary) -> Section:
     """Compare the headline metrics of all models or variants, and explain the metrics."""
     if not summary.metrics:
         return Section("Summary", _explain_summary(summary), problems=["No trial has finished."])
-    meanings = []
-    for metric in summary.metrics:
-        meaning = _METRIC_MEANINGS.get(metric.rpartition("/")[2])
-        if meaning:
-            meanings.append(Fact(metric, meaning))
     return Section(
         "Summary",
         _explain_summary(summary),
         tables=[task_tables.tabulate_headlines(summary)],
         drawings={"headlines": partial(figures.draw_headlines, summary)},
         caption=_SUMMARY_CAPTION,
-        facts=meanings,
+        facts=_explain_metrics(summary),
     )
+
+
+def _explain_metrics(summary: Summary) -> list[Fact]:
+    """Explain the headline metrics. Metrics of the machine-translation system explain themselves."""
+    explanations = []
+    for metric in summary.metrics:
+        task_name, _, name = metric.rpartition("/")
+        task = summary.tasks.get(task_name)  # None in an ablation, which knows only the names of its metrics
+        main_score = task_tables.name_measure(task.main) if task else "the task's main score"
+        meaning = _METRIC_MEANINGS.get(name)
+        if name == "mean" or (task and name == task.main):
+            meaning = f"{main_score}, averaged over languages"
+        if meaning and statistics.is_lower_better(metric):
+            meaning += "; lower is better"
+        if meaning:
+            explanations.append(Fact(metric, meaning))
+    return explanations
 
 
 def _explain_summary(summary: Summary) -> str:

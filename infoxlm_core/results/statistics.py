@@ -103,9 +103,13 @@ def is_share(metric: str) -> bool:
     return task_name in task_names and not is_whole_number
 
 
+def is_lower_better(metric: str) -> bool:
+    """Return whether lower values of a metric are better."""
+    return any(part in metric for part in ("perplexity/", "loss/", "transfer_gap"))
+
+
 def name_column(metric: str, is_percentage: bool) -> str:
     """Return a metric's name with its unit and an arrow that points to better values."""
     words = [metric, "%"] if is_percentage else [metric]
-    is_lower_better = any(part in metric for part in ("perplexity/", "loss/", "transfer_gap"))
-    words.append("↓" if is_lower_better else "↑")
+    words.append("↓" if is_lower_better(metric) else "↑")
     return "\N{NO-BREAK SPACE}".join(words)

@@ -28,8 +28,7 @@ _TATOEBA_GROUPS = {
     "22": "22 languages without parallel training text",
     "other": "other languages",
 }
-_TITLES = {
-    "f1": "F1 by language",
+_MEASURES = {
     "mean": "accuracy, mean of both directions",
     "to_pivot": "accuracy from the other languages to the pivot",
     "from_pivot": "accuracy from the pivot to the other languages",
@@ -49,7 +48,12 @@ _format_precise_percent = partial(format_percent, decimals=2)
 
 def get_title(metric: str) -> str:
     """Return the title of a table or panel that shows a metric by language, without initial capital."""
-    return _TITLES.get(metric, f"{metric.replace('_', ' ')} by language")
+    return _MEASURES.get(metric, f"{name_measure(metric)} by language")
+
+
+def name_measure(metric: str) -> str:
+    """Return the measure of a metric that a task declares, such as `exact match`."""
+    return _MEASURES.get(metric, metric.replace("_", " ").replace("f1", "F1"))
 
 
 def get_task_title(name: str) -> str:

@@ -23,7 +23,10 @@ from infoxlm_core.tasks.task import Task
 
 
 class Guard(Task[EvaluationConfig]):
-    """Retrieval on a general test set, in the stage `evaluate`. This task is not available in suites."""
+    """Retrieve each sentence's translation in a general test set, in both directions.
+
+    This task runs in the stage `evaluate`, and is not available in suites.
+    """
 
     name: ClassVar[str] = "guard"
     metrics: ClassVar[tuple[str, ...]] = ("mean",)

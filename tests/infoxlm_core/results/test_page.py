@@ -136,6 +136,15 @@ def test_ablations_of_the_paper_have_their_own_table(tmp_path):
     assert read_cells(paper) == [["-XLCO", "76.24", "67.43", "49.23"]]
 
 
+def test_main_scores_are_explained_by_their_tasks():
+    scores = Scores("perplexity", {"en": {"perplexity": 9.0}}, {"perplexity": 9.0}, {"en": 1}, "sha256:1")
+    summary = summarise_evaluation("toy", {"ours": ""}, [(Perplexity(), None)], {"ours": {"perplexity": scores}})
+
+    text = page.to_markdown(summary)
+
+    assert "perplexity/mean: perplexity, averaged over languages; lower is better" in text
+
+
 def draw_line_with_a_formula() -> Figure:
     figure = Figure()
     axes = figure.subplots()
