@@ -46,7 +46,8 @@ def manifest_exists(uri: str) -> bool:
 def upload(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: None, replace: bool = False) -> None:
     """Upload an artifact. After an interruption, a repeated call uploads only the missing files.
 
-    The caller must hold a lease on the URI, because this function removes unfinished uploads below the URI.
+    The caller must hold a lease on the URI (the right to write there), because this function aborts all unfinished
+    uploads below the URI.
 
     Args:
         directory: local directory with the artifact and its manifest.
@@ -64,7 +65,7 @@ def upload(directory: Path, uri: str, before_commit: Callable[[], None] = lambda
     manifest_content = (directory / manifests.NAME).read_bytes()
     digests = _list_digests(directory)
     store = storage.open(uri)
-    store.sweep()
+    store.sweep()  # parts that a killed process has uploaded take up space, but no listing shows them
     if replace and manifest_exists(uri):
         delete(uri)
     for name, digest in sorted(digests.items()):
@@ -77,6 +78,7 @@ def upload(directory: Path, uri: str, before_commit: Callable[[], None] = lambda
         if not _is_stored(store, name, path, digest):
             raise StorageUnavailable(f"{uri}/{name} differs from what was sent: run again")
     before_commit()
+    # Without a version, an existing file is never replaced, so another machine's artifact stays complete.
     if store.put_if(manifests.NAME, manifest_content, version=None) is None:
         raise InputError(f"{uri} already exists with different content: remove it, or use that artifact")
 
@@ -109,12 +111,13 @@ def download(uri: str, directory: Path) -> None:
         raise InputError(f"{uri} has no {manifests.NAME}: run the stage that builds this artifact first")
     store = storage.open(uri)
     manifests.make_directory(directory.parent)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as folder:
-        partial = Path(folder) / "artifact"
+    # Renaming a directory is atomic only within a file system, so download beside the final directory.
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as scratch:
+        partial = Path(scratch) / "artifact"
         local_paths = _choose_local_paths(remote_manifest, partial, uri)
         for stored_file in store.entries():
             path = local_paths.get(stored_file.name)
-            if path:
+            if path:  # other files are leftovers or were added by somebody else
                 path.parent.mkdir(parents=True, exist_ok=True)
                 store.download(stored_file.name, path)
         manifests.load_verified(partial, remote_manifest["kind"], producer="the stage that builds it")
@@ -126,7 +129,8 @@ def download(uri: str, directory: Path) -> None:
 def _choose_local_paths(remote_manifest: dict[str, Any], directory: Path, uri: str) -> dict[str, Path]:
     """Return the local path of each artifact file by its name in the storage.
 
-    The result includes a manifest for each directory, because any directory may be a nested artifact.
+    The result includes a manifest for each directory. Any directory may be a nested artifact, such as the encoder of a
+    pre-training, and the outer manifest does not list the manifests of nested artifacts.
 
     Raises:
         InputError: the manifest lists a path outside the artifact.
@@ -175,12 +179,14 @@ def compute_state(directory: Path) -> str:
         if path.is_file():
             name = str(path.relative_to(directory))
             status = path.stat()
+            # A program can set a file's modification time back, but not its change time (ctime).
             states.append((name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
     return manifests.digest(states)
 
 
 def find_marker(directory: Path) -> Path:
     """Return the path of the marker, a file with the `compute_state` digest of a directory's last verified state."""
+    # The marker lies outside the artifact, because a file that the manifest does not list would count as damage.
     kind_directory = directory.parent
     return kind_directory.parent / "verified" / f"{kind_directory.name}-{directory.name}"
 
@@ -194,14 +200,14 @@ def is_verified(directory: Path, state: str) -> bool:
 
 def record_verified(directory: Path, state: str) -> None:
     """Record that a directory was verified in this state. Do nothing if the store is read-only."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # without the record, the next call only hashes the files again
         marker = find_marker(directory)
         marker.parent.mkdir(exist_ok=True)
         manifests.write_atomically(marker, state)
 
 
 def verify_files(directory: Path) -> None:
-    """Hash and verify an artifact's files, except token shards and training text. The readers of those verify them."""
+    """Hash and verify an artifact's files, except token shards and training text, which are verified when read."""
     kind = manifests.load(directory)["kind"]
 
     def should_hash(path: Path) -> bool:

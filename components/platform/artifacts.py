@@ -60,11 +60,11 @@ def local_directory(store: str) -> Path:
     if directory:
         return directory
     _, _, bucket_and_prefix = store.partition("://")
-    readable_name = re.sub(r"[^\w.-]+", "-", bucket_and_prefix)
+    readable_name = re.sub(r"[^\w.-]+", "-", bucket_and_prefix)  # may be the same for two stores, unlike the digest
     digest = manifests.digest(store).removeprefix("sha256:")[:8]
     root = cache() / "stores" / f"{readable_name}-{digest}"
     root.mkdir(parents=True, exist_ok=True)
-    uri_file = root / _URI_FILE
+    uri_file = root / _URI_FILE  # `find_uri` reads it
     if not uri_file.is_file() or uri_file.read_bytes() != store.encode():
         manifests.write_atomically(uri_file, store)
     return root
@@ -82,6 +82,7 @@ def find_uri(location: Path) -> str:
 def compute_key(kind: str, config: StageConfig, *inputs: str) -> str:
     """Return an artifact's key: a digest of its kind, the kind's version, the config and the input digests."""
     content = [kind, manifests.VERSIONS[kind], config.result_fields(), inputs]
+    # `_split_location` and the garbage collection recognise keys by these 16 digits.
     return manifests.digest(content).removeprefix("sha256:")[:16]
 
 
@@ -118,6 +119,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
     manifest = artifact_files.read_manifest(uri)
     if manifest is None:
         return None
+    # Otherwise, processes that start at the same time would each download the artifact.
     with _hold_lock(path.parent / f".{name}.fetching"):
         if not _is_intact(path, kind, manifest["digest"]):
             artifact_files.download(uri, path)  # verifies every file
@@ -184,10 +186,12 @@ def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any]
     lock_path = Path(f"{scratch}.lock")
     try:
         with locks.acquire(lock_path):  # `_remove_abandoned_builds` skips a locked directory
-            output = scratch / "artifact"
+            output = scratch / "artifact"  # other users cannot read a directory that `mkdtemp` created
             output.mkdir()
             facts = build(output)
             manifests.write(output, kind, facts)
+            # Compute the state before the move, because another process may have finished the same artifact first.
+            # `path` then keeps the other files, which this process has not hashed.
             state = artifact_files.compute_state(output)
             manifests.move_into_place(output, path, manifests.NAME)
             artifact_files.record_verified(path, state)
@@ -199,6 +203,7 @@ def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any]
 @contextlib.contextmanager
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
     """Let one process at a time run the block, so that processes do not build the same costly artifact twice."""
+    # The lock file is for the processes of this machine, and the lease for other machines.
     with _hold_lock(local_directory(store) / kind / f".{name}.lock"):
         if not storage.is_remote(store):
             yield
@@ -249,7 +254,7 @@ def publish_pointer(artifact: Any, location: str, digest: str) -> None:
     pointer = Pointer(location=location, digest=digest)
     Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(artifact.path), json.dumps(pointer))
-    artifact.metadata.update(pointer)
+    artifact.metadata.update(pointer)  # for Kubeflow's page
 
 
 def read_pointer(artifact: Any) -> tuple[str, str]:
@@ -282,7 +287,8 @@ class _ArtifactLocation(NamedTuple):
 def locate(location: str) -> Path:
     """Return the local path for the location of an artifact or a directory inside an artifact.
 
-    The artifact is downloaded if needed, and every file is verified. A damaged local copy is downloaded again.
+    The artifact is downloaded if needed, and its files are hashed and verified. A damaged local copy is downloaded
+    again.
 
     Args:
         location: location in the form that `publish` writes, such as `s3://bucket/prefix/pretrained/7b…/encoder`.
@@ -292,7 +298,7 @@ def locate(location: str) -> Path:
         DataCorrupt: a file differs from the manifest.
     """
     path = locate_unverified(location)
-    if not (path / manifests.NAME).is_file():
+    if not (path / manifests.NAME).is_file():  # a directory inside the artifact that is not an artifact itself
         return path
     try:
         artifact_files.verify_files(path)
@@ -306,7 +312,9 @@ def locate(location: str) -> Path:
 
 
 def locate_unverified(location: str) -> Path:
-    """Return the same path as `locate`, but do not hash the files again. Use this to read only the manifest.
+    """Return the same path as `locate`, but hash only artifacts that were touched since their last verification.
+
+    This is sufficient, and much faster, for reading only the manifest.
 
     Raises:
         InputError: the artifact does not exist, or the location is malformed or leads out of the store.
@@ -360,7 +368,7 @@ def open_shards(location: str) -> ShardsLocation:
         raise InputError(f"{location} {_NOT_IN_STORE}")
     directory = streaming_directory(local_copy)
     source = storage.open(location)
-    token_directories = manifest["facts"]["tables"]
+    token_directories = manifest["facts"]["tables"]  # the keys are directories
     small_files = [name for name in manifest["files"] if name.rpartition("/")[0] not in token_directories]
     for name in (*small_files, manifests.NAME):  # as in every artifact, write the manifest last
         path = manifests.join_inside(directory, name)

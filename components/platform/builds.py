@@ -53,7 +53,7 @@ class BuildSpec:
 
 
 def delete_checkpoints(spec: BuildSpec) -> None:
-    """Delete the checkpoints of a finished training run."""
+    """Delete the checkpoints of a finished training run. With the optimizer's state, they are larger than the model."""
     _delete_directory(spec.store, f"runs/{spec.run}")
 
 
@@ -88,7 +88,7 @@ def train(spec: BuildSpec, run: Path) -> dict[str, Any]:
         run: local directory for the checkpoints of the training run.
 
     Returns:
-        the artifact's facts in the first worker, which builds the artifact; unused figures in other workers.
+        In the first worker, which builds the artifact, the facts for its manifest. In other workers, unused figures.
     """
     from infoxlm_core.training import distributed
 
@@ -100,6 +100,7 @@ def train(spec: BuildSpec, run: Path) -> dict[str, Any]:
         return _build_trained_artifact(spec, arguments, is_built)
     if is_built:
         return {}
+    # Only the first worker exports the model, so nothing is written to the output of this worker.
     return _run_training_stage(spec.stage, output=run / "unused", **arguments)
 
 
@@ -110,7 +111,7 @@ def _build_trained_artifact(spec: BuildSpec, arguments: dict[str, Any], is_built
     def build(output: Path) -> dict[str, Any]:
         return _run_training_stage(spec.stage, output=output, **arguments)
 
-    if is_built:
+    if is_built:  # the attempt that built the artifact has recorded its cost
         artifact = artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
     else:
         device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
@@ -129,6 +130,7 @@ def _make_training_arguments(spec: BuildSpec, run: Path) -> dict[str, Any]:
     if spec.tracker_run:
         arguments["track"] = tracking.get_tracker().find_run(spec.tracker_run).follow
     if storage.is_remote(spec.store):
+        # This name of the lease holder survives a restart, so the restarted worker need not wait for the old lease.
         holder = spec.job or f"{socket.gethostname()} {run}"
         arguments["remote"] = RemoteRun(f"{spec.store}/runs/{spec.run}", holder)
     return arguments
@@ -169,6 +171,7 @@ def _fetch_finetuning_inputs(spec: BuildSpec) -> dict[str, Any]:
     from infoxlm_core import tasks
 
     local_store = artifacts.local_directory(spec.store)
+    # The spec has the sources of the data instead of local paths, because each pod has its own disk.
     config = sources.fetch_task_data(tasks.parse(spec.config, "finetuning"), local_store)
     paths = {name: artifacts.locate(location) for name, location in spec.artifacts.items()}
     for name, source in (spec.sources or {}).items():

@@ -49,7 +49,7 @@ def record_duration(store: str, kind: str, name: str, device_count: int, device:
     start_time = time.monotonic()
     try:
         yield
-    finally:
+    finally:  # a failed attempt has also occupied the devices
         attempt = Attempt(seconds=time.monotonic() - start_time, devices=device_count, device=device)
         path = f"{_attempts_directory(kind, name)}/{uuid.uuid4().hex}.json"
         with contextlib.suppress(InfoXLMError, OSError):  # a cost that cannot be recorded must not fail the build
@@ -78,11 +78,11 @@ def read_hours(store: str, kind: str, name: str, step: str) -> dict[str, float]:
     """
     directory = f"{store}/{_attempts_directory(kind, name)}"
     hours_by_metric: defaultdict[str, float] = defaultdict(float)
-    for file in storage.open(directory).entries(deep=False):
+    for file in storage.open(directory).entries(deep=False):  # one file per attempt
         content = artifacts.read(directory, file.name) or b""
         try:
             attempt = user_files.parse_json(content, Attempt, file.name, "delete it", DataCorrupt)
-        except DataCorrupt:  # ignore a damaged record
+        except DataCorrupt:  # the other attempts still give a lower bound
             continue
         hours = attempt["seconds"] * attempt["devices"] / 3600
         hours_by_metric[f"cost/{attempt['device']}_hours/{step}"] += hours
@@ -102,5 +102,6 @@ def add_up(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _attempts_directory(kind: str, name: str) -> str:
     """Return the store directory for this pipeline run's attempts to build the artifact `kind/name`."""
+    # Unlike `runtime.read_run_id`, this never raises an error, because a cost must not fail a build.
     run = re.sub(r"[^\w.-]+", "-", os.environ.get("RUN_ID") or "by-hand")
     return f"cost/{run}/{kind}/{name}"

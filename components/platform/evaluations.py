@@ -56,13 +56,13 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
 
     Args:
         step: the running component.
-        config: evaluation settings.
+        config: evaluation settings, optionally with a guard set (sentences of general language).
         corpus: KFP input with the corpus.
         models: the trained model, optionally followed by the model before its training.
     """
     corpus_location, corpus_digest = artifacts.read_pointer(corpus)
     local_config = sources.fetch_guard_set(config, step.local_store)
-    names = [model.name for model in models]
+    names = [model.name for model in models]  # part of the key, because the report contains them
     digests = [digest for model in models for digest in model.digests]
     key = sources.compute_key_with_guard("scores", local_config, corpus_digest, *names, *digests)
     # The report on an adapted public model shows the cost of all earlier steps.
@@ -72,7 +72,7 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
     def build(output: Path) -> dict[str, float]:
         from infoxlm_core.stages.evaluation import evaluate
 
-        # In an ablation, the model keeps its name, which tells its variant and seed.
+        # In an ablation, the model keeps its name, which contains the variant and the seed.
         encoders, classifiers = _locate_models(models, names_adapted_model=is_adaptation and not step.trial)
         corpus_path = artifacts.locate(corpus_location)
         with costs.record_process_duration(step.store, "scores", key):
@@ -141,6 +141,7 @@ def measure(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> M
             training_facts = {}
         model_digests = fingerprint.digest_inputs(str(model))
         data_digest = fingerprint.digest_inputs_by_role(task.list_data(local_settings))
+        # The key contains the data's digest instead of its paths, so equal data at another path gives the same key.
         key = artifacts.compute_key("points", task.without_data(local_settings), *model_digests, data_digest)
 
         def build(output: Path) -> None:
@@ -174,7 +175,7 @@ def _fine_tune(
     training_settings, data = task.select_training_inputs(local_settings)
     inputs = [*fingerprint.digest_inputs(str(encoder)), fingerprint.digest_inputs_by_role(data)]
     if task.depends_on_workers(training_settings, encoder):
-        inputs.append(f"workers={max(1, num_workers)}")
+        inputs.append(f"workers={max(1, num_workers)}")  # this process (0) counts as one worker
     name = artifacts.compute_key("tuned", task.without_data(training_settings), *inputs)
     training = builds.BuildSpec(
         stage="finetune",
@@ -182,13 +183,13 @@ def _fine_tune(
         kind="tuned",
         name=name,
         run=f"tuned-{name}",
-        config=settings.model_dump(mode="json"),
+        config=settings.model_dump(mode="json"),  # without local paths, because each worker fetches the data itself
         artifacts={},
         sources={"encoder": source},
         num_workers=num_workers,
         tracker_run=step.run.id,
     )
-    with artifacts.exclusive(step.store, "tuned", name):  # another trial may need the same model
+    with artifacts.exclusive(step.store, "tuned", name):  # another trial may need the same model at the same time
         location = artifacts.find_uri(launchers.run(training))
         model = artifacts.locate(location)  # verifies every file before the checkpoints are deleted
         builds.delete_checkpoints(training)
@@ -197,13 +198,15 @@ def _fine_tune(
 
 
 def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, MeasuredTrial]:
-    """Measure trials one after another, and return the results of finished trials by name.
+    """Measure trials one after another, and return their results by name. Exit if any trial fails.
 
     If there are several trials, each trial runs in its own process, so that its memory and GPUs are released. After a
-    failed trial, the remaining trials still run. This process then exits with the code of the last failure. A signal to
-    stop ends the running trial, and no new trial starts.
+    failed trial, the remaining trials still run. A signal to stop ends the running trial, and no new trial starts.
+
+    Raises:
+        SystemExit: at least one trial failed; the exit code is that of the last failure.
     """
-    if len(planned_trials) == 1:
+    if len(planned_trials) == 1:  # no other trial needs the memory
         only_trial = planned_trials[0]
         return {only_trial["point"]["name"]: measure(only_trial, store, num_workers)}
     finished_trials: dict[str, MeasuredTrial] = {}
@@ -220,14 +223,15 @@ def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_wor
             logger.info("Trial %d of %d: %s.", number, len(planned_trials), name)
             try:
                 finished_trials[name] = _measure_in_child(planned_trial, store, num_workers, stop_requested)
-            except SystemExit as failure:
+            except SystemExit as failure:  # `report_failure` has stored the error
                 exit_codes.append(int(failure.code or 0))
             if stop_requested.is_set():
                 break
     if exit_codes:
         message = "%d of %d trials are finished, %d failed."
         logger.error(message, len(finished_trials), len(planned_trials), len(exit_codes))
-        sys.exit(exit_codes[-1])  # the store also has the last failure's error
+        # `runtime.read_failure` reports the newest error in the store, which is also that of the last failure.
+        sys.exit(exit_codes[-1])
     return finished_trials
 
 
@@ -239,12 +243,14 @@ def _measure_in_child(
     Raises:
         SystemExit: the trial failed; the store has the error.
     """
+    # A forked child would inherit the locks of this process, but not the threads that release them.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
         future = executor.submit(_measure_for_parent, planned_trial, store, num_workers)
         if stop_requested.is_set():  # the signal may have arrived before the child process started
             _terminate_children()
         with contextlib.suppress(BrokenProcessPool, KeyboardInterrupt):  # the child died without reporting a failure
             return future.result()
+    # Report the failure on behalf of the child.
     with runtime.report_failure(store, "measure", planned_trial["point"]):
         if stop_requested.is_set():
             raise Preempted("Stopped by a signal. Run again to measure the remaining trials.")
@@ -253,13 +259,14 @@ def _measure_in_child(
 
 
 def _measure_for_parent(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> MeasuredTrial:
-    """Measure a trial in this child process. Then end the process if its parent was killed."""
+    """Measure a trial in this child process. If the parent was killed meanwhile, end the process afterwards."""
     try:
         return measure(planned_trial, store, num_workers)
     finally:
         parent = multiprocessing.parent_process()
         if parent and not parent.is_alive():
-            os._exit(Preempted.exit_code)  # otherwise, this process would keep its GPU and wait for work forever
+            # Otherwise, the executor's loop in this process would wait for work forever and keep the GPU.
+            os._exit(Preempted.exit_code)
 
 
 def _terminate_children() -> None:

@@ -51,7 +51,8 @@ def list_items(store: str) -> list[Item]:
     """Return all items of a store, sorted by name, with their references to other items."""
     opened_store = storage.open(store)
     stored_files = opened_store.entries()
-    if opened_store.directory is None:  # a preparation without a cluster writes to the store's local copy
+    if opened_store.directory is None:
+        # A preparation without a cluster leaves its intermediate files only in the local copy of a remote store.
         local_files = storage.open(artifacts.local_directory(store) / "preparing").entries()
         stored_files += [replace(local_file, name=f"preparing/{local_file.name}") for local_file in local_files]
     files_by_item: dict[str, list[Entry]] = defaultdict(list)
@@ -65,6 +66,7 @@ def list_items(store: str) -> list[Item]:
 def _find_item_name(path: str) -> str:
     """Return the name of the item that contains a file, or "" if garbage collection must ignore the file."""
     directory, *inner_path = path.split("/")
+    # A name with a dot in front belongs to a lock, or to an artifact that is being built or downloaded.
     if directory not in DIRECTORIES or not inner_path or inner_path[0].startswith("."):
         return ""
     if directory == "cost":  # cost/RUN/KIND/KEY/ID.json
@@ -83,8 +85,9 @@ def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
     for stored_file in files:
         has_digests = Path(stored_file.name).name in _FILES_WITH_DIGESTS
         if is_note or has_digests:
-            content, _ = store.get(stored_file.name) or (b"", "")
+            content, _ = store.get(stored_file.name) or (b"", "")  # the file may be deleted meanwhile
             text = content.decode(errors="replace")
+            # Search the text instead of parsing it, so that a damaged or older file keeps its references.
             references.update(_DIGEST.findall(text), _KEY.findall(text))
             identifiers.update(_OWN_DIGEST.findall(text))
     manifest = f"{name}/{manifests.NAME}"
@@ -113,7 +116,7 @@ def find_deletable(
     """
     newest_deletable_time = (current_time or datetime.now(UTC)) - min_age
     needed_identifiers = set(roots)
-    needed_run_keys: set[str] = set()
+    needed_run_keys: set[str] = set()  # a note names its training run, but the run does not name its notes
     candidates = list(items)  # items that are not known to be needed
     while True:
         needed_items = []
@@ -147,7 +150,8 @@ def delete(store: str, item: Item) -> None:
     opened_store.delete(first_file)
     if other_files:
         opened_store.delete(*other_files)
+    # Also remove the empty directories that are left, the local copy, and tokens that were streamed to this machine.
     path = (opened_store.directory or artifacts.local_directory(store)) / item.name
-    for folder in (path, artifacts.streaming_directory(path)):
-        shutil.rmtree(folder, ignore_errors=True)
+    for directory in (path, artifacts.streaming_directory(path)):
+        shutil.rmtree(directory, ignore_errors=True)
     artifact_files.find_marker(path).unlink(missing_ok=True)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_TIMEOUT_SECONDS = 900.0
 """Time without a heartbeat from the step after which a job ends itself. A retried step may take minutes to start."""
 _HEARTBEAT_POLL_SECONDS = 30.0
-_STOP_POLL_SECONDS = 1.0
+_STOP_POLL_SECONDS = 1.0  # short, because the grace period of a deleted pod is running
 _SAVE_TIMEOUT_SECONDS = 600.0  # time to write and upload the last checkpoint
 _EXIT_TIMEOUT_SECONDS = 60.0  # after its last checkpoint, a training run has this time to end the process
 
@@ -38,7 +38,7 @@ def main(url: str) -> None:
     name = file.removesuffix(".json")
     with runtime.report_failure(store, "job", job=name):
         spec = _read_spec(url)
-        os.environ["RUN_ID"] = spec.pipeline_run
+        os.environ["RUN_ID"] = spec.pipeline_run  # the costs and the failure of this job belong to the pipeline run
         storage.open(store).delete(runtime.outcome_path(name, "jobs"))  # an earlier attempt may have written it
         for watch in (_end_without_heartbeat, _forward_stop_request):
             threading.Thread(target=watch, args=(spec,), name=watch.__name__, daemon=True).start()
@@ -47,6 +47,8 @@ def main(url: str) -> None:
 
 def request_stop(spec: BuildSpec, timeout_seconds: float) -> None:
     """Ask a job's training run to save and stop, and wait for the run to stop.
+
+    The lease, the right to write to a training run, tells whether the job still trains.
 
     Args:
         spec: build spec of the job.
@@ -86,9 +88,9 @@ def _end_without_heartbeat(spec: BuildSpec) -> None:
     logger.error(message, spec.job, HEARTBEAT_TIMEOUT_SECONDS)
     try:
         request_stop(spec, _SAVE_TIMEOUT_SECONDS)
-        time.sleep(_EXIT_TIMEOUT_SECONDS)
-    finally:
-        os._exit(Preempted.exit_code)
+        time.sleep(_EXIT_TIMEOUT_SECONDS)  # the training run usually ends the process itself
+    finally:  # also without a checkpoint, because nobody else releases the GPUs
+        os._exit(Preempted.exit_code)  # `sys.exit` would end only this thread
 
 
 def _forward_stop_request(spec: BuildSpec) -> None:
@@ -97,7 +99,7 @@ def _forward_stop_request(spec: BuildSpec) -> None:
     When KubeRay deletes the job, Ray sends SIGTERM only to the driver. Its signal handler writes a file to this pod's
     disk, which workers in other pods cannot read.
     """
-    if not spec.run:
+    if not spec.run:  # text processing saves no checkpoint
         return
     request_file = artifacts.local_directory(spec.store) / "runs" / spec.run / "stop"
     while True:
@@ -107,7 +109,7 @@ def _forward_stop_request(spec: BuildSpec) -> None:
         try:
             request_stop(spec, timeout_seconds=0)
             return
-        except InfoXLMError as error:
+        except InfoXLMError as error:  # the storage may answer at the next attempt
             logger.warning("the request to stop could not be sent to the workers: %s", error)
 
 

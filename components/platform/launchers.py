@@ -80,11 +80,13 @@ def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment
     if existing:
         logger.info("reusing %s/%s/%s, which was built from the same inputs", spec.store, spec.kind, spec.name)
         return existing
+    # A step that starts RayJobs has a small pod without GPUs, where a training run would practically never end.
     if cluster == {} and spec.num_workers and spec.is_training and os.environ.get("KFP_POD_NAME"):
         raise ConfigError(
             "cluster is empty, and this step's pod has no GPUs: start the run by `infoxlm submit`, or set `cluster` to "
             "at least {image: name@sha256:…}, or set num_workers to 0 to train on this pod's CPU"
         )
+    # For the same reason, a training run without workers (0) also needs a RayJob, unlike text processing.
     if cluster and (spec.num_workers or spec.is_training):
         LAUNCHERS["kuberay"](spec, cluster, step_environment)
     else:
@@ -107,7 +109,7 @@ def choose_local_launcher() -> Launcher:
     Raises:
         ConfigError: INFOXLM_LAUNCHER does not name a local launcher.
     """
-    name = os.environ.get(VARIABLE) or LOCAL[0]
+    name = os.environ.get(VARIABLE) or "ray"
     if name not in LOCAL:
         raise ConfigError(f"{VARIABLE}: {name!r} cannot start workers on this machine: set it to {' or '.join(LOCAL)}")
     return LAUNCHERS[name]
@@ -150,7 +152,9 @@ def run_with_torchrun(spec: BuildSpec, *_: Any) -> None:
 
 
 def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: Environment) -> None:
-    """Build an artifact in a RayJob (see `job`), and follow the job to its end.
+    """Build an artifact in a RayJob (see the module `job`), and follow the job to its end.
+
+    The name of the job is derived from the artifact. A repeated step therefore follows a job that is still running.
 
     Raises:
         ConfigError: the store is a directory, which a cluster's machines do not share.
@@ -163,6 +167,7 @@ def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: En
         raise ConfigError(f"store: workers of a cluster cannot share {spec.store}: give s3://bucket/prefix")
     name = manifest.make_job_name(spec.stage, spec.store, spec.run or f"{spec.kind}/{spec.name}")
     job_spec = replace(spec, pipeline_run=runtime.read_run_id(), job=name, min_workers=config.min_workers)
+    # The job's head pod shares neither memory nor disk with this pod, so it reads the spec from the store.
     artifacts.write(spec.store, f"work/{name}.json", json.dumps(asdict(job_spec), indent=1, sort_keys=True))
     outcome_path = runtime.outcome_path(name, "jobs")
     _delete_outdated_outcome(job_spec, outcome_path)
@@ -188,7 +193,10 @@ def _adapt_cluster(config: "ClusterConfig", spec: BuildSpec) -> "ClusterConfig":
 
 
 def _delete_outdated_outcome(job_spec: BuildSpec, outcome_path: str) -> None:
-    """Delete a job's stored failure if it is from an earlier pipeline run, because its cause may be fixed now."""
+    """Delete a job's stored failure if it is from an earlier pipeline run.
+
+    `job.run` would raise the failure again instead of starting the job, but its cause may have been removed since then.
+    """
     outcome = runtime.read_outcome(job_spec.store, outcome_path)
     if outcome and outcome.get("run", job_spec.pipeline_run) != job_spec.pipeline_run:
         storage.open(job_spec.store).delete(outcome_path)
@@ -228,7 +236,7 @@ def _run_training(spec: BuildSpec, launch_workers: Callable[..., Any]) -> None:
 def _process_text(spec: BuildSpec, parallel_map: "ParallelMap | None") -> None:
     """Build a text artifact in this process. `parallel_map` sends chunks of the text to worker processes."""
     build_text = builds.TEXT_STAGES[spec.stage]
-    process_count = spec.num_workers or spec.config.get("processes", 1)
+    process_count = spec.num_workers or spec.config.get("processes", 1)  # only some stages have this setting
 
     def build(output: Path) -> dict[str, Any]:
         with costs.record_duration(spec.store, spec.kind, spec.name, process_count, costs.CPU):
@@ -238,7 +246,7 @@ def _process_text(spec: BuildSpec, parallel_map: "ParallelMap | None") -> None:
     with artifacts.exclusive(spec.store, spec.kind, spec.name):
         artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
         if spec.stage == "prepare_corpus":
-            # Delete the files only after the upload. If the upload fails, another machine continues from these files.
+            # Only after the upload, because another machine continues from the files if the upload fails.
             builds.delete_intermediate_files(spec)
 
 
@@ -260,10 +268,10 @@ def _heartbeats(store: str, job: str) -> Iterator[None]:
 
 def _write_heartbeats(store: str, job: str, finished: threading.Event) -> None:
     """Write a numbered heartbeat every `_HEARTBEAT_SECONDS` until `finished` is set."""
-    step_id = uuid.uuid4().hex
+    step_id = uuid.uuid4().hex  # each attempt of a step counts from 1, but the job must notice every heartbeat
     heartbeat_count = 0
     while not finished.is_set():
         heartbeat_count += 1
         with contextlib.suppress(InfoXLMError):  # the job tolerates several missing heartbeats
             artifacts.write(store, heartbeat_path(job), f"{step_id} {heartbeat_count}")
-        finished.wait(_HEARTBEAT_SECONDS)
+        finished.wait(_HEARTBEAT_SECONDS)  # unlike `sleep`, this ends as soon as the job has ended

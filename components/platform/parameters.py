@@ -30,6 +30,8 @@ _REFERENCE_KEY = "in_store"
 def store_if_large(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's parameters. If their total size is too large, replace all mappings and lists by references.
 
+    A reference contains only the digest of the content, and the content is written to the store.
+
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
     """
@@ -62,6 +64,7 @@ def dereference(store: str, value: Any) -> Any:
         InputError: the content is not in the store.
         DataCorrupt: the content does not match its digest.
     """
+    # The reference to a list is also a list, because Kubeflow checks the types of parameters.
     reference = value[0] if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(reference, dict) or set(reference) != {_REFERENCE_KEY}:
         return value
@@ -83,7 +86,7 @@ def split_trials(trials: Sequence[Any]) -> list[list[Any]]:
     Raises:
         ConfigError: the trials need more steps than Argo allows.
     """
-    step_count = len(trials)
+    step_count = len(trials)  # if possible, one step per trial, so that Kubeflow shows and retries single trials
     if step_count > MAX_LOOP_STEPS:
         step_count = math.ceil(len(trials) / TRIALS_PER_STEP)
     check_loop_size(step_count, f"{len(trials)} trials", "one task at a time (--only TASK)")

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 DRIVER = "INFOXLM_DRIVER_PID"
 """Environment variable with the process id of a local run's driver. The stages end when the driver ends."""
-_NO_MESSAGE = "ended without an error message (killed, evicted or out of memory?)"
+_ENDED_SILENTLY = "ended without an error message (killed, evicted or out of memory?)"
 _VERBOSE_LIBRARIES = ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore")
 
 Outcome = TypedDict("Outcome", {"stage": str, "code": int, "class": str, "message": str, "run": NotRequired[str]})
@@ -64,6 +64,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     Raises:
         SystemExit: the block failed; the exit code is the error's exit code.
     """
+    # Kubeflow may set the same variables, and a pod cannot set a variable twice. Therefore, ours have had a prefix.
     environment.apply_prefixed_variables(os.environ)
     if trial:
         stage = f"{stage} {Trial.parse(trial).name}"
@@ -71,6 +72,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     _terminate_with_driver()
     try:
         read_run_id()  # if Kubeflow is too old, fail before doing any work
+        # For S3, `prefix//corpus` and `prefix/corpus` are different names.
         if storage.is_remote(store) and store.endswith("/"):
             raise InputError(f"store {store}: remove the slash at its end")
         yield
@@ -78,7 +80,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
         if not isinstance(error, Exception) and not user_files.is_panic(error):  # a Rust panic is no Exception
             raise
         failure = _translate(error, store)
-        message = " ".join(str(failure).split())
+        message = " ".join(str(failure).split())  # without line breaks
         _write_outcome(store, stage, job, failure, message)
         print(f"{stage}: {type(failure).__name__}: {message}", file=sys.stderr, flush=True)
         sys.exit(failure.exit_code)
@@ -86,6 +88,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
 
 def _configure_logging(stage: str) -> None:
     """Begin every log line with the time and the stage's name. Log only warnings of verbose libraries."""
+    # `force` replaces the handler of KFP's executor.
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {stage}: %(message)s", datefmt="%H:%M:%S", force=True)
     for library in _VERBOSE_LIBRARIES:
         logging.getLogger(library).setLevel(logging.WARNING)
@@ -132,7 +135,7 @@ def read_outcome(store: str, path: str) -> dict[str, Any] | None:
         return None
     try:
         return user_files.parse_json(content, Outcome, path, "read the log instead")
-    except InputError as error:
+    except InputError as error:  # a damaged report of a failure must not become another failure
         logger.warning("%s", error)
         return None
 
@@ -146,7 +149,7 @@ def read_failure(store: str, run: str) -> InfoXLMError:
     outcome = _read_last_outcome(store, run)
     if outcome:
         return errors.from_name(outcome["class"], f"{outcome['stage']}: {outcome['message']}")
-    return errors.WorkerLost(f"a stage of run {run} {_NO_MESSAGE}: run it again to continue")
+    return errors.WorkerLost(f"a stage of run {run} {_ENDED_SILENTLY}: run it again to continue")
 
 
 def find_final_status(store: str) -> FinalStatus:
@@ -160,13 +163,14 @@ def find_final_status(store: str) -> FinalStatus:
     outcome = _read_last_outcome(store, read_run_id())
     if outcome:
         return FinalStatus("FAILED", outcome["stage"], outcome["message"])
-    return FinalStatus("FAILED", message=f"a stage {_NO_MESSAGE}")
+    return FinalStatus("FAILED", message=f"a stage {_ENDED_SILENTLY}")
 
 
 def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
     """Return a pipeline run's newest readable outcome, or None if no stage has stored an outcome."""
     directory = f"{store}/outcome/{run}"
     files = [entry for entry in storage.open(directory).entries() if entry.name.endswith(".json")]
+    # S3 has only whole seconds, so times may be equal.
     files.sort(key=lambda entry: (entry.modified, entry.name))
     for file in reversed(files):
         outcome = read_outcome(directory, file.name)
@@ -185,7 +189,7 @@ def _is_cancelled() -> bool:
         jobs = api.connect()
         workflow = jobs.find_workflow()
         return workflow is not None and not jobs.is_workflow_running(workflow)
-    except (api.Unavailable, InputError) as error:
+    except (api.Unavailable, InputError) as error:  # FAILED is a better guess than no final status
         logger.warning("cannot find out from Kubernetes whether the run was cancelled: %s", error)
         return False
 
@@ -228,7 +232,7 @@ def _translate(error: BaseException, store: str) -> InfoXLMError:
 
 def _terminate_with_driver() -> None:
     """Start a thread that sends SIGTERM to this process when the driver of a local run ends."""
-    driver_process = Path("/proc", os.environ.get(DRIVER) or "none")
+    driver_process = Path("/proc", os.environ.get(DRIVER) or "none")  # a directory of Linux; macOS has no /proc
     if driver_process.exists():
         threading.Thread(target=_wait_and_terminate, args=(driver_process,), name="driver-watch", daemon=True).start()
 
@@ -237,4 +241,5 @@ def _wait_and_terminate(driver_process: Path) -> None:
     """Wait until the driver's directory in /proc disappears, and send SIGTERM to this process."""
     while driver_process.exists():
         time.sleep(0.5)
+    # On SIGTERM, a training run saves a checkpoint first.
     os.kill(os.getpid(), signal.SIGTERM)

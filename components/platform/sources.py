@@ -83,8 +83,8 @@ def fetch_model_files(source: str, store: Path, file_names: Sequence[str]) -> Pa
     Args:
         source: source in one of the forms that the module docstring lists. For a single file, its path is returned.
         store: local directory of the store.
-        file_names: names of the requested files; empty: all files. Missing files are skipped, and the directory may
-            have further files.
+        file_names: names of the requested files; empty: all files. The directory may lack some of these files, and may
+            contain other files.
     """
     if Path(source).exists():
         return Path(source)
@@ -130,7 +130,7 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
     directory = fetch_model_files(source, store, tokenizers.ALL_FILES)
     directories.check_no_code(directory)
     file_names = _list_model_files(source, directory)
-    if file_names is not None:
+    if file_names is not None:  # otherwise, `fetch_model` checks the names after the download
         directories.check_file_names(source, file_names)
     SYSTEMS[config.system].check_start_files(config, directory)
 
@@ -138,7 +138,9 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
 def _list_model_files(source: str, partial_copy: Path) -> list[str] | None:
     """Return the names of all files of a model, or None if the hub does not answer.
 
-    `partial_copy` is a local copy that may lack files.
+    Args:
+        source: source of the model, as for `fetch_model`.
+        partial_copy: directory that `fetch_model_files` returned. For a storage or the hub, it may lack files.
     """
     if _is_storage_uri(source):
         return list(_list_uri(source, recursive=False).files)
@@ -192,7 +194,7 @@ def expand_patterns(config: "PreparationConfig") -> "PreparationConfig":
     """
     corpora = []
     for corpus in config.corpora:
-        if corpus.is_pattern:
+        if corpus.is_pattern:  # the config allows only one path with a pattern
             corpora += [corpus.model_copy(update={"path": path}) for path in _find_matches(corpus.paths[0])]
         else:
             corpora.append(corpus)
@@ -225,7 +227,7 @@ def fetch_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfi
 
 
 def _fetch_text(path: str, store: Path, sha256: str | None) -> str:
-    """Return the local path of a text file. Any path without a scheme is local, even if the file does not exist."""
+    """Return the local path of a text file. A path without a scheme is returned unchanged, even if no file exists."""
     return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
 
 
@@ -285,9 +287,10 @@ def compute_key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs:
         local_config: config from `fetch_guard_set`.
         inputs: digests of all other inputs.
     """
-    guard = local_config.guard
+    guard = local_config.guard  # aligned sentences of general language, on which a model must not become worse
     if guard is None:
         return artifacts.compute_key(kind, local_config, *inputs)
+    # The local path differs between machines, so the key contains a digest of the content instead.
     without_path = local_config.model_copy(update={"guard": guard.model_copy(update={"data": ""})})
     return artifacts.compute_key(kind, without_path, *inputs, *fingerprint.digest_inputs(guard.data))
 
@@ -329,7 +332,7 @@ def _copy_model(source: str, copies: Path, file_names: Sequence[str]) -> Path:
     requested_files = {name: files[name] for name in file_names if name in files}
     if requested_files:
         files = requested_files
-    elif not file_names:
+    elif not file_names:  # otherwise, the URI may name a single file, such as a tokenizer with an unusual name
         for subdirectory in _list_model_subdirectories(files):
             inner_files = _list_files(storage.open(f"{listing.uri}/{subdirectory}"), recursive=True)
             files |= {f"{subdirectory}/{name}": entry for name, entry in inner_files.items()}
@@ -357,7 +360,7 @@ def _list_uri(source: str, recursive: bool) -> Listing:
     files = _list_files(store, recursive)
     if files:
         return Listing(uri, files, is_file=False)
-    single_file = store.head()
+    single_file = store.head()  # listing `PREFIX/` does not include an object with the name PREFIX
     if single_file:
         return Listing(uri, {PurePosixPath(uri).name: single_file}, is_file=True)
     raise InputError(f"{uri} has no files: check the bucket and the prefix")
@@ -380,6 +383,7 @@ def _fetch_listing(listing: Listing, copies: Path, subdirectory: str = "") -> Pa
         the directory, or the downloaded file if the URI names a single file.
     """
     manifests.make_directory(copies)
+    # The digest covers the files' versions, so a changed file in the storage leads to a new copy.
     digest = listing.digest().removeprefix("sha256:")
     copy = copies / f"{storage.scheme(listing.uri)}-{digest[:16]}"
     marker = artifact_files.find_marker(copy)
@@ -390,7 +394,7 @@ def _fetch_listing(listing: Listing, copies: Path, subdirectory: str = "") -> Pa
                 _download_listing(listing, copy, subdirectory)
     directory = copy / subdirectory
     if listing.is_file:
-        (file_name,) = listing.files
+        [file_name] = listing.files
         return directory / file_name
     return directory
 
@@ -420,7 +424,8 @@ def _download_listing(listing: Listing, copy: Path, subdirectory: str) -> None:
         _compare_with_manifest(directory, paths, source)
         if copy.is_dir():
             logger.warning("%s was changed after it was downloaded: downloading it again", copy)
-            copy.rename(Path(scratch) / "changed")
+            copy.rename(Path(scratch) / "changed")  # deleted with the temporary directory
+        # Record the state first, because a copy without a recorded state counts as changed.
         artifact_files.record_verified(copy, artifact_files.compute_state(partial))
         manifests.move_into_place(partial, copy)
     logger.info("fetched %s", copy)

@@ -73,7 +73,7 @@ class StageRun:
             run=checkpoint_directory,
             tracker_run=self.run.id if send_curves else "",
         )
-        step_environment = (task_config and task_config.env) or []
+        step_environment = (task_config and task_config.env) or []  # a local run has no task config
         return launchers.run(spec, self.read(cluster), step_environment)
 
     def read(self, parameter: Any) -> Any:
@@ -91,6 +91,7 @@ class StageRun:
 
     def report_corpus(self, location: str) -> list[Dataset]:
         """Log the corpora of a corpus artifact as datasets of the tracker's run. Return the datasets."""
+        # Read single files instead of the artifact, because this step may not need the text.
         manifest = artifact_files.read_manifest(location)
         if manifest is None:
             raise DataCorrupt(f"{location} is missing or incomplete: run prepare_corpus again")
@@ -100,12 +101,15 @@ class StageRun:
         return datasets
 
     def summarise(self, *lines: str) -> None:
-        """Write the printable results of the pipeline run, followed by instructions for opening the tracker's run."""
+        """Write the printable results of the pipeline run, followed by instructions for opening the tracker's run.
+
+        An empty line is omitted, such as the instructions of a tracker without pages.
+        """
         runtime.write_summary(self.store, "\n".join(line for line in (*lines, self.run.describe()) if line))
 
     def report(self, figures: Mapping[str, float] | None = None, **settings: Any) -> None:
         """Log figures as metrics, and sections of settings as parameters."""
-        for name, section in settings.items():
+        for name, section in settings.items():  # a tracker logs only plain values
             if isinstance(section, StageConfig):
                 settings[name] = section.model_dump(mode="json")
         if settings:
@@ -142,7 +146,8 @@ def stage_run(
             yield step
         except Exception as error:
             if ends_run:
-                with contextlib.suppress(InfoXLMError):  # the tracker itself may have caused the failure
+                # The tracker itself may have caused the failure. A second error would then hide the first.
+                with contextlib.suppress(InfoXLMError):
                     step.run.end("FAILED", stage, str(error))
             raise
 

@@ -20,7 +20,7 @@ from infoxlm_core.tasks.scores import Scores
 def read_metrics(
     step: StageRun, planned_trials: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Trial, Mapping[str, float]]]:
-    """Read the metrics of all trials of an ablation, and end the runs of unfinished trials.
+    """Read the metrics of all trials of an ablation. End the tracker's runs of unfinished trials as failed or killed.
 
     Args:
         step: the last step of the ablation.
@@ -34,7 +34,8 @@ def read_metrics(
     for planned_trial in planned_trials:
         trial = Trial.parse(planned_trial)
         metrics = metrics_by_trial.get(trial.name, {})
-        if not metrics:  # even a trial that never started gets a run, so that the tracker shows the trial as failed
+        if not metrics:
+            # A trial that never started has no run. `open_run` creates one, so that the tracker shows the failure.
             trial_run = tracking.open_run(step.store, planned_trial)
             trial_run.end(runtime.find_final_status(step.store).status)
         results.append((trial, metrics))
@@ -58,7 +59,7 @@ def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
 def read_first_trials(
     step: StageRun, planned_trials: Sequence[Mapping[str, Any]], path: str
 ) -> dict[str, dict[str, Any]]:
-    """Read a JSON file from the first finished trial of each variant. Return the contents by variant.
+    """Read a JSON file from the first finished trial of each variant, as an example. Return the contents by variant.
 
     Args:
         step: the last step of the ablation.
@@ -78,7 +79,7 @@ def read_scores(step: StageRun) -> dict[str, Scores]:
     """End the runs of a suite's unfinished trials, and return the scores of its finished trials by name."""
     runs = step.run.trials()
     for run in runs:  # end these runs before downloading scores, because a download may fail
-        if run.status == "RUNNING":
+        if run.status == "RUNNING":  # this is the last step, so the trial has died
             final = runtime.find_final_status(step.store)
             tracking.get_tracker().find_run(run.run_id).end(final.status)
     return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
@@ -114,10 +115,11 @@ def publish(
     artifact = _build_page(step, kind, summary, metrics, write_page)
     page_file = artifact / f"{kind}.html"
     step.publish(outputs.comparison, artifact, outputs.metrics)
-    shutil.copy(page_file, outputs.report.path)
+    shutil.copy(page_file, outputs.report.path)  # not a pointer, because Kubeflow shows this file
     _log_to_tracker(step, kind, summary, metrics, artifact)
     table = (artifact / f"{kind}.md").read_text(encoding="utf-8")
     step.summarise(table, f"report      {artifacts.find_uri(page_file)}")
+    # This step succeeds even if trials have failed, but the run of the sweep must show the failure.
     final = runtime.find_final_status(step.store) if summary.unfinished else runtime.FinalStatus("FINISHED")
     step.run.end(final.status, final.failed_stage, final.message)
 
@@ -140,7 +142,7 @@ def _build_page(
 
 def _log_to_tracker(step: StageRun, kind: str, summary: Summary, metrics: dict[str, float], artifact: Path) -> None:
     """Log a sweep's metrics and page to the tracker's run, and set the run's description."""
-    # MLflow accepts only these characters in metric names, but variant names may contain any character.
+    # A metric's name begins with the name of a model or variant, which may contain characters that MLflow refuses.
     tracker_metrics = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in metrics.items()}
     step.report(tracker_metrics)
     step.run.log_artifacts(artifact, kind)

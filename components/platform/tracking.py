@@ -160,13 +160,13 @@ class Untracked:
         return ""
 
     def trials(self) -> NoReturn:
-        self.check_sweeps()
+        self.check_sweeps()  # always raises an error
 
     def check_sweeps(self) -> NoReturn:
         raise ConfigError(f"{VARIABLE}: 'none', but a sweep reads its trials from a tracker: set it to mlflow")
 
     def open_run(self, key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> Run:  # noqa: ARG002
-        if trial:
+        if trial:  # fail before the trial, because a sweep could not read its scores afterwards
             self.check_sweeps()
         return self
 
@@ -210,7 +210,7 @@ def open_run(store: str, trial: Mapping[str, Any] | None = None, tracker_name: s
         ConfigError: the tracker does not exist, or it does not store trials.
     """
     key = runtime.read_run_id()
-    name = os.environ.get("RUN_NAME", key)
+    name = os.environ.get("RUN_NAME", key)  # on Kubeflow, a run has only an id
     parsed_trial = Trial.parse(trial) if trial else None
     return get_tracker(tracker_name).open_run(key, name, store, artifacts.local_directory(store), parsed_trial)
 

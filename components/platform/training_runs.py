@@ -72,7 +72,7 @@ def choose_run(
         ConfigError: `checkpoints.resume` is set for a trial of an ablation.
     """
     run = f"{kind}-{name}"
-    if artifacts.exists(store, kind, name):
+    if artifacts.exists(store, kind, name):  # nothing will be trained
         return run
     resume = config.checkpoints.resume
     if resume:
@@ -89,6 +89,7 @@ def choose_run(
     )
     path = f"begun/{_name_pipeline(trial)}.json"
     previous = _read_started_training(store, path)
+    # A training run that ended before its first checkpoint loses nothing if it is not continued.
     if previous and previous["run"] != run and _has_saved(store, previous["run"]):
         is_finished = artifacts.exists(store, kind, previous["artifact"])
         if not is_finished:
@@ -120,7 +121,8 @@ def _refuse_or_warn_about_change(store: str, previous: StartedTraining, current:
 
 
 def _name_pipeline(trial: Mapping[str, Any] | None) -> str:
-    """Return a file name for a pipeline or a pipeline's trial. The name is the same in all runs of the pipeline."""
+    """Return a file name for a pipeline or a pipeline's trial. On one machine, all runs of the pipeline share it."""
+    # On Kubeflow, RUN_NAME is not set, so only retries within a pipeline run share the file name.
     name = os.environ.get("RUN_NAME") or runtime.read_run_id()
     if trial:
         name = f"{name} {trial['variant']} {trial['seed']}"
@@ -134,6 +136,8 @@ def _has_saved(store: str, run: str) -> bool:
 
 class RemoteRun:
     """Checkpoints of a training run in a storage, for workers that share no disk. Implements `RemoteCheckpoints`.
+
+    Only the holder of the run's lease may write.
 
     Args:
         url: URL of the run's directory.
@@ -153,6 +157,7 @@ class RemoteRun:
         with Lease(f"{self.url}/lease.json", self.holder, periodic_check=self._check_for_stop) as self._lease:
             self._store.sweep()
             self.delete_stop_request()  # an old request was meant for an earlier process
+            # A process that was killed during an upload has left a checkpoint without a manifest.
             incomplete_checkpoints = set(self._checkpoint_directories()) - set(self.names())
             for name in incomplete_checkpoints:
                 artifact_files.delete(f"{self.url}/{name}")
@@ -168,21 +173,25 @@ class RemoteRun:
         artifact_files.download(f"{self.url}/{name}", directory)
 
     def send(self, directory: Path, keep: int, damaged_names: Collection[str] = (), rewind_interval: int = 0) -> None:
-        """Upload a checkpoint, and delete the older checkpoints that `select_outdated` selects.
-
-        The lease is renewed before the manifest is uploaded, so a worker that has lost the lease cannot complete a
-        checkpoint.
+        """Upload a checkpoint, and delete outdated checkpoints.
 
         Args:
             directory: local directory of the checkpoint.
             keep: number of newest checkpoints to keep.
-            damaged_names: names of damaged checkpoints.
-            rewind_interval: number of steps between rewind targets; 0: training never rewinds.
+            damaged_names: names of damaged checkpoints, which are deleted.
+            rewind_interval: number of steps between the checkpoints to which a diverging training may return; 0: it
+                never returns.
+
+        Raises:
+            Fenced: another process has taken the lease.
         """
         lease = self._held_lease()
+        # The lease is renewed just before the manifest completes the checkpoint. A worker that was cut off during the
+        # upload and has lost the lease therefore cannot complete its checkpoint.
         artifact_files.upload(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
+        # From now on, a start without a valid checkpoint is an error instead of a start at step 0.
         self._store.put("saved.json", json.dumps({"step": directory.name}))
-        # Import this module late, because it imports torch, which `choose_run` does not need.
+        # Imported here, because this module imports torch, which `choose_run` does not need.
         from infoxlm_core.training.checkpoints import select_outdated
 
         for outdated_name in select_outdated(self.names(), keep, damaged_names, rewind_interval):
@@ -215,11 +224,11 @@ class RemoteRun:
 
     def _check_for_stop(self) -> None:
         """Check for a stop request. Ignore a request for another holder, because pipeline runs may share this run."""
-        request = self._store.get("stop", quick=True)
+        request = self._store.get("stop", quick=True)  # the lease's thread calls this between its heartbeats
         if request is None:
             return
         addressee, _ = request
-        if addressee in (b"", self.holder.encode()):
+        if addressee in (b"", self.holder.encode()):  # an empty request is for any holder
             self._stop_requested = True
 
     def _checkpoint_directories(self) -> list[str]:
