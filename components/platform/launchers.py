@@ -100,7 +100,7 @@ def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment
 def run_locally(spec: BuildSpec) -> None:
     """Build an artifact in processes on this machine, or in Ray workers if this process drives a Ray cluster."""
     launch = choose_local_launcher() if spec.num_workers else LAUNCHERS["process"]
-    launch(spec, {}, ())
+    launch(spec, {}, ())  # only a RayJob needs a cluster and the environment of the step's pod
 
 
 def choose_local_launcher() -> Launcher:
@@ -120,7 +120,7 @@ def run_in_process(spec: BuildSpec, *_: Any) -> None:
     if spec.is_training:
         _run_training(spec, _call_in_this_process)
     else:
-        _process_text(spec, None)
+        _process_text(spec, parallel_map=None)
 
 
 def _call_in_this_process(train: Callable[..., dict[str, Any]], num_workers: int, **arguments: Any) -> None:  # noqa: ARG001

@@ -233,7 +233,7 @@ def _fetch_text(path: str, store: Path, sha256: str | None) -> str:
 
 def make_paths_absolute(config: "PreparationConfig") -> "PreparationConfig":
     """Return the config with absolute local paths, which workers with another working directory can read."""
-    return _replace_sources(config, lambda path, _: _make_absolute(path), _make_absolute)
+    return _replace_sources(config, replace_text=lambda path, _: _make_absolute(path), replace_encoder=_make_absolute)
 
 
 def _make_absolute(source: str) -> str:

@@ -80,8 +80,8 @@ def read_scores(step: StageRun) -> dict[str, Scores]:
     runs = step.run.trials()
     for run in runs:  # end these runs before downloading scores, because a download may fail
         if run.status == "RUNNING":  # this is the last step, so the trial has died
-            final = runtime.find_final_status(step.store)
-            tracking.get_tracker().find_run(run.run_id).end(final.status)
+            status = runtime.find_final_status(step.store).status
+            tracking.get_tracker().find_run(run.run_id).end(status)
     return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
 
 
@@ -120,8 +120,8 @@ def publish(
     table = (artifact / f"{kind}.md").read_text(encoding="utf-8")
     step.summarise(table, f"report      {artifacts.find_uri(page_file)}")
     # This step succeeds even if trials have failed, but the run of the sweep must show the failure.
-    final = runtime.find_final_status(step.store) if summary.unfinished else runtime.FinalStatus("FINISHED")
-    step.run.end(final.status, final.failed_stage, final.message)
+    final_status = runtime.find_final_status(step.store) if summary.unfinished else runtime.FinalStatus("FINISHED")
+    step.run.end(final_status.status, final_status.failed_stage, final_status.message)
 
 
 def _build_page(
