@@ -74,14 +74,14 @@ def check_settings(
         trials = step.read(trials)
         overrides = step.read(overrides)
         if trials:
-            tracking.get_tracker().check_sweeps()
-            # In an ablation, only the trials have these sections.
+            tracking.get_tracker().check_sweeps()  # fail now instead of after the training
+            # Only the trials of an ablation have these sections. The first trial completes the run for the check.
             first_trial = trials[0]
             sections |= {name: first_trial[name] for name in ("pretraining", "translation") if name in first_trial}
         checked = run_file.override_sections(sections, overrides, num_workers)
         checked_trials = run_file.override_all_trials(sections, trials, overrides, num_workers)
 
-        if checked["tokenization"].get("model"):
+        if checked["tokenization"].get("model"):  # a wrong name must not stop the run after hours of preparation
             sources.fetch_tokenizer(checked["tokenization"]["model"], step.local_store)
         pretraining_sections = [trial["pretraining"] for trial in checked_trials] or [checked["pretraining"]]
         for section in pretraining_sections:
@@ -90,7 +90,8 @@ def check_settings(
         # Return references, because the settings of many trials are too large for a Kubeflow parameter.
         for trial in checked_trials:
             for name in trial:
-                if name != "trial":
+                if name != "trial":  # only a name, a seed and a description
                     trial[name] = parameters.write_reference(store, trial[name])
+        # KFP requires all outputs, even if this run has no translator.
         references = [parameters.write_reference(store, checked.get(name, {})) for name in output_names]
         return (*references, checked_trials)

@@ -58,11 +58,12 @@ def evaluate(
 
         shutil.copyfile(evaluation / "report.html", report.path)
         model_card_text = (evaluation / "model_card.md").read_text(encoding="utf-8")
+        # Kubeflow would display the card's YAML header, which only the Hugging Face hub reads.
         Path(model_card.path).write_text(remove_metadata(model_card_text), encoding="utf-8")
         metric_values = step.publish(scores, evaluation, metrics)
 
         step.report_cost(evaluation)
-        cost_metrics = costs.add_up(step.run.read_metrics())
+        cost_metrics = costs.add_up(step.run.read_metrics())  # earlier steps have logged their hours there
         step.report(metric_values | cost_metrics, evaluation=evaluation_config)
         if not trial:
             step.report(select_headlines(metric_values))

@@ -52,7 +52,8 @@ def finetune(
         corpus_manifest = artifact_files.read_manifest(corpus_location)
         corpus_files = corpus_manifest["files"] if corpus_manifest else {}
         if not tasks.task_of(task_settings).has_training_text(task_settings, corpus_files):
-            logging.info("nothing to fine-tune on: the config names no data, and the corpus has no two labels")
+            logging.info("nothing to fine-tune on: the config names no data, and the corpus has fewer than two labels")
+            # KFP has no optional outputs, so publish an empty artifact. `evaluate` ignores a classifier without steps.
             directory = artifacts.get_or_build(store, "classifier", key, lambda _: {"steps": 0, "examples": 0})
             step.publish(classifier, directory, metrics)
             return
@@ -62,9 +63,10 @@ def finetune(
             "classifier", key, task_settings, num_workers, cluster, task_config, inputs, checkpoint_directory=run
         )
         step.publish(classifier, directory, metrics)
+        # The start model is fine-tuned in the same pipeline run, so its curves and hours need a different name.
         encoder_facts = manifests.load(artifacts.locate_unverified(encoder_location))["facts"]
         is_trained = encoder_facts["steps"] > 0
-        name = "finetune" if is_trained else "finetune_of_start"
-        step.run.log_curves(directory / "metrics.jsonl", prefix=f"{name}/")
+        step_name = "finetune" if is_trained else "finetune_of_start"
+        step.run.log_curves(directory / "metrics.jsonl", prefix=f"{step_name}/")
         step.report(finetuning=task_settings)
-        step.report_cost(directory, name)
+        step.report_cost(directory, step_name)

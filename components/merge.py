@@ -38,7 +38,7 @@ def merge(
     with stage_run("merge", store, reports_to_tracker=False) as step:
         evaluation_config = EvaluationConfig.parse(step.read(config), "evaluation")
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)
-        if not evaluation_config.merge:
+        if not evaluation_config.merge:  # later steps then use the trained model itself
             artifacts.publish_pointer(merged, encoder_location, encoder_digest)
             return
         start_location, start_digest = artifacts.read_pointer(start)

@@ -36,6 +36,7 @@ def prepare_corpus(
 
     with stage_run("prepare_corpus", store) as step:
         preparation_config = sources.expand_patterns(PreparationConfig.parse(step.read(config), "preparation"))
+        # Local files are identified by their content, and files in a storage by their versions, without a download.
         input_digests = preparation.digest_sources(preparation_config)
         input_digests += sources.digest_stored_sources(preparation_config.paths)
         if preparation_config.cleaning.similarity:
@@ -44,6 +45,7 @@ def prepare_corpus(
         key = artifacts.compute_key("corpus", preparation_config, *input_digests)
         directory = step.build("corpus", key, preparation_config, num_workers, cluster, task_config)
         counts = step.publish(corpus, directory, metrics)
+        # `report_corpus` logs the corpora as datasets.
         step.report(counts, preparation=preparation_config.model_dump(mode="json", exclude={"corpora"}))
         step.report_cost(directory)
         step.run.log_artifacts(directory / "report.json", "preparation")

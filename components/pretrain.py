@@ -48,12 +48,13 @@ def pretrain(
         input_digests = {"shards": shards_digest}
         if pretraining_config.model.start:
             start_model = sources.fetch_model(pretraining_config.model.start, step.local_store)
-            [input_digests["model.start"]] = fingerprint.digest_inputs(str(start_model))
+            [start_digest] = fingerprint.digest_inputs(str(start_model))  # one path, so one digest
+            input_digests["model.start"] = start_digest
         key = artifacts.compute_key("pretrained", pretraining_config, *input_digests.values())
         run = training_runs.choose_run(store, "pretrained", key, pretraining_config, input_digests, trial)
         inputs = {"shards_path": shards_location}
+        # Trials that differ only in later stages share the pre-training: the first trial trains, the others wait.
         with artifacts.exclusive(store, "pretrained", key) if trial else contextlib.nullcontext():
-            # Trials that differ only in later stages share the pre-training: the first trial trains, the others wait.
             directory = step.build(
                 "pretrained", key, pretraining_config, num_workers, cluster, task_config, inputs, run, send_curves=True
             )

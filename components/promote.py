@@ -35,9 +35,9 @@ def promote(
     from components.platform.stage_run import stage_run
 
     with stage_run("promote", store, tracker="mlflow", ends_run=True) as step:  # the registry is MLflow's
-        os.environ["INFOXLM_IMAGE"] = image
+        os.environ["INFOXLM_IMAGE"] = image  # the record of a promotion names the image that decided
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
-        with artifacts.exclusive(store, *promotion.LOCK):
+        with artifacts.exclusive(store, *promotion.LOCK):  # no other process may change the champion meanwhile
             promoted = promotion.promote_model(model, gate, step.local_store, target=to, manual_reason=by_hand)
         gains = {}
         for metric, measurement in promoted.verdict.figures.items():

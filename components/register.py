@@ -38,7 +38,7 @@ def register(
     from infoxlm_core.results.trials import HEADLINES, describe_headlines
 
     with stage_run("register", store, tracker="mlflow", ends_run=True) as step:  # the registry is MLflow's
-        os.environ["INFOXLM_IMAGE"] = image
+        os.environ["INFOXLM_IMAGE"] = image  # the record of a promotion names the image that decided
         registration_config = RegistrationConfig.parse(step.read(config), "registration")
         encoder_directory, digest = artifacts.resolve(encoder)
         evaluation_directory, _ = artifacts.resolve(scores)
@@ -48,7 +48,7 @@ def register(
         tags |= {name: str(value) for name, value in manifest["made_by"].items()}
         tags[model_versions.AGAINST] = registration_config.against
         tags["test_set"] = evidence.read_scores(evaluation_directory)["test_set"]
-        artifact_directory = encoder_directory.parent  # STORE/kind/key
+        artifact_directory = encoder_directory.parent  # STORE/kind/key; garbage collection keeps this artifact
         tags[model_versions.MADE_AS] = f"{artifact_directory.parent.name}/{artifact_directory.name}"
         tags["pipeline_run"] = runtime.read_run_id()
         if image:
@@ -58,7 +58,7 @@ def register(
         candidate = model_registry.EvaluatedEncoder(
             encoder_directory, digest, main_scores, step.run.id, tags, evaluation_directory
         )
-        with artifacts.exclusive(store, *promotion.LOCK):
+        with artifacts.exclusive(store, *promotion.LOCK):  # no other process may change the champion meanwhile
             registered = model_registry.register(registration_config.name, candidate, registration_config.gates)
         step.report(registration=registration_config)
         artifacts.log_metrics({"version": registered.version, "champion": int(registered.champion)}, metrics)

@@ -34,7 +34,7 @@ def plan_suite(
     from infoxlm_core.results.suite_config import SuiteConfig
 
     with stage_run("plan_suite", store, reports_to_tracker=False) as step:
-        tracking.get_tracker().check_sweeps()
+        tracking.get_tracker().check_sweeps()  # fail now instead of after the training
         suite_config = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         planned_trials = [trial.to_dict() for trial in trials.plan(suite_config)]
         for source in suite_config.models.values():
@@ -75,6 +75,7 @@ def measure(
 
     with stage_run("measure", store, reports_to_tracker=False) as step:
         planned_trials = step.read(batch["points"])
+    # Outside the block, because each trial reports its own failure.
     results = evaluations.measure_all(planned_trials, store, num_workers)
     pointers = {name: {"location": trial.location, "digest": trial.digest} for name, trial in results.items()}
     Path(scores.path).parent.mkdir(parents=True, exist_ok=True)

@@ -95,7 +95,7 @@ def evaluate_translation(
         translation_config = TranslationConfig.parse(step.read(config), "translation")
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         translator_location, translator_digest = artifacts.read_pointer(translator)
-        name = Trial.parse(trial).model if trial else "translator"
+        name = Trial.parse(trial).model if trial else "translator"  # in an ablation, the model is a variant
         key = artifacts.compute_key("translations", translation_config, corpus_digest, translator_digest, name)
 
         def build(output: Any) -> dict[str, float]:
