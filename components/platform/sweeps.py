@@ -128,6 +128,7 @@ def _build_page(
     step: StageRun, kind: str, summary: Summary, metrics: dict[str, float], write_page: PageWriter | None
 ) -> Path:
     """Build the artifact with a sweep's page, or reuse it if it exists for the same summary. Return its directory."""
+    # As `artifacts.compute_key`, but for a summary instead of settings and inputs.
     key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 
     def build(output: Path) -> dict[str, float]:
@@ -146,6 +147,7 @@ def _log_to_tracker(step: StageRun, kind: str, summary: Summary, metrics: dict[s
     tracker_metrics = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in metrics.items()}
     step.report(tracker_metrics)
     step.run.log_artifacts(artifact, kind)
+    # The tracker replaces the prefix LINK by the address of the run's files.
     description = f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html)."
     if summary.unfinished:
         unfinished_names = ", ".join(summary.unfinished)

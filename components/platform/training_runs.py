@@ -110,7 +110,8 @@ def _read_started_training(store: str, path: str) -> StartedTraining | None:
 def _refuse_or_warn_about_change(store: str, previous: StartedTraining, current: StartedTraining) -> None:
     """Report that the previous, unfinished training run differs from the current one.
 
-    Raise ConfigMismatch if this pipeline run started the previous training run. Otherwise, log a warning.
+    Within a pipeline run, settings and data must not change, so raise ConfigMismatch. A change in a new pipeline run is
+    probably intended, so only log a warning.
     """
     changes = fingerprint.list_differences(previous["fingerprint"], current["fingerprint"])
     unfinished_run = f"{store}/runs/{previous['run']}"
