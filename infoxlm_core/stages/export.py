@@ -199,7 +199,7 @@ def _choose_texts(
     if trimmed_tokenizer:  # the vectors of texts that are split differently cannot be compared
         texts = [text for text in texts if trimmed_tokenizer.splits_as_before(prefix + text)]
     if not texts:
-        raise InputError("no text to measure the export on: give text, or aligned sentences in its languages")
+        raise InputError("no text to measure the export on: give text, or aligned sentences in the export's languages")
     return texts[:MAX_TEXTS]
 
 

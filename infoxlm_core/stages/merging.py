@@ -105,7 +105,7 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
     chosen = choose_weight(candidates)
     passed = keeps_guard_accuracy(chosen)
     if not passed:
-        logger.warning("every weight of evaluation.merge loses too much: the smallest one, %g, is taken", chosen.weight)
+        logger.warning("every weight in evaluation.merge loses too much accuracy on the guard: using %g", chosen.weight)
     curve = [accuracies._asdict() for accuracies in (start_point, *candidates)]
     facts = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": curve}
     merge(start, encoder, chosen.weight, output / "encoder", facts)

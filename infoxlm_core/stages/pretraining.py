@@ -87,8 +87,8 @@ def _resolve_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConf
     optimization = config.optimization
     if steps <= optimization.warmup_steps:
         raise ConfigError(
-            f"pretraining.tokens ({config.tokens}) is enough for {steps} steps of {tokens_per_step:.0f} tokens, which "
-            f"must be more than optimization.warmup_steps ({optimization.warmup_steps})"
+            f"pretraining.tokens ({config.tokens}) suffices for {steps} steps of {tokens_per_step:.0f} tokens, but the "
+            f"warm-up alone has {optimization.warmup_steps}: raise tokens, or lower optimization.warmup_steps"
         )
     return config.model_copy(update={"optimization": optimization.model_copy(update={"steps": steps})})
 

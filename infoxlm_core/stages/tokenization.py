@@ -221,7 +221,7 @@ def _explain_failure(message: str, config: TokenizationConfig, text_description:
 
     Training fails if the text has too many distinct characters, or too few distinct pieces, for the vocabulary size.
     """
-    problem = f"{text_description} do not give a vocabulary of {config.new_vocabulary_size}"
+    problem = f"{text_description} do not yield a vocabulary of {config.new_vocabulary_size} ids"
     required_characters = re.search(r"required_chars\. \d+ vs (\d+)", message)
     if required_characters:
         needed_ids = int(required_characters[1]) + ADDED_IDS
@@ -254,7 +254,7 @@ def _compare_tokenizers(directory: Path, model: bytes, corpus: Path, max_differe
     if len(differences) > max_different_share * compared_count:
         raise TokenizerMismatch(
             f"tokenizer.json differs from SentencePiece on {len(differences)} of {compared_count} sentences, "
-            f"the first {differences[0]}: use another SentencePiece model"
+            f"such as {differences[0]}: use another SentencePiece model"
         )
 
 

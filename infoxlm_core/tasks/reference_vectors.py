@@ -154,7 +154,7 @@ def compare_vectors(reference: Reference, vectors: Tensor, name: str, explanatio
     if not difference.relative <= reference.tolerance:  # also rejects NaN
         sentence = reference.sentences[int(relative_errors.argmax())]
         raise DataCorrupt(
-            f"{name} gives other vectors than were registered: {difference}, allowed is {reference.tolerance:.2g} "
+            f"{name} does not reproduce its reference vectors: {difference}, allowed is {reference.tolerance:.2g} "
             f"({sentence!r}){explanation}"
         )
     return difference

@@ -249,8 +249,8 @@ def check(config: ClassificationConfig, has_grid: bool) -> None:
     languages = [two_letters(language) for language in config.train_languages]
     train = table[(table["split"] == "train") & table["language"].isin(languages)]
     labels = sorted(train["label"].unique())
-    paths = config.data if isinstance(config.data, str) else ", ".join(dict.fromkeys(config.data or ()))
-    remedy = "Add a split, or settings.data."
+    paths = config.data if isinstance(config.data, str) else ", ".join(config.data or ())
+    remedy = "Add rows with this split, or add files to settings.data."
     if not labels:
         raise InputError(f"{paths}: no train rows in {', '.join(config.train_languages)}. {remedy}")
     if len(labels) < 2:

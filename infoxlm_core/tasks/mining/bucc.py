@@ -54,11 +54,11 @@ def find_sets(directory: Path, pivot: str, name: str = "") -> dict[str, SetFiles
             continue
         file_of_language = _find_sentence_files(gold, files)
         if len(file_of_language) != 2 or pivot not in file_of_language:
-            raise InputError(f"{gold}: give two files beside it, {gold.stem}.{pivot} and that of another language")
+            raise InputError(f"{gold}: put {gold.stem}.{pivot} and the file of one other language beside it")
         language = next(code for code in file_of_language if code != pivot)
         if language in sets:
             names = f"{sets[language].gold.name}, {gold.name}"
-            raise InputError(f"{directory} has {language} twice ({names}): set name to a part of only one file name")
+            raise InputError(f"{directory} has two sets of {language} ({names}): set name to select one of them")
         sets[language] = SetFiles(file_of_language[language], file_of_language[pivot], gold)
     if not sets:
         raise InputError(

@@ -74,7 +74,7 @@ def infer_languages(paths: tuple[Path, Path]) -> LanguagePair:
     for path in paths:
         known_codes = [word for word in path.name.split(".") if languages.is_known(word)]
         if len(known_codes) != 1:
-            raise InputError(f"{path}: its name does not tell its language: give --languages, such as en,de")
+            raise InputError(f"{path}: its name must contain one language: rename it, or give --languages (en,de)")
         codes.append(languages.two_letters(known_codes[0]))
     return check_languages(codes)
 
@@ -82,14 +82,14 @@ def infer_languages(paths: tuple[Path, Path]) -> LanguagePair:
 def check_languages(codes: Sequence[str]) -> LanguagePair:
     """Return the codes as a pair. Raise InputError unless the codes are two different languages."""
     if len(codes) != 2 or not all(languages.is_known(code) for code in codes) or codes[0] == codes[1]:
-        raise InputError(f"languages {', '.join(codes)}: give --languages with two, such as en,de")
+        raise InputError(f"languages {', '.join(codes)}: give two different ones, such as --languages en,de")
     return codes[0], codes[1]
 
 
 def check_output(path: Path) -> None:
     """Raise InputError if the path's suffix is not an output format, or its directory does not exist."""
     if path.suffix not in SUFFIXES:
-        raise InputError(f"{path}: pairs are not written as {path.suffix!r}: give a file of {', '.join(SUFFIXES)}")
+        raise InputError(f"{path}: {path.suffix!r} is not an output format: use {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise InputError(f"{path}: no such directory {path.parent}: create it, or give another path")
 
@@ -107,7 +107,7 @@ def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
     pair_format = formats.infer_format(path)
     if pair_format == "gettext":
         raise InputError(
-            f"{path}: pairs are not read from message catalogs: give a file such as memory.tmx or pairs.tsv"
+            f"{path}: message catalogs are not supported for pairs: give a file such as memory.tmx or pairs.tsv"
         )
     corpus = CorpusSource.parse({"name": "pairs", "format": pair_format, "path": str(path), "languages": codes})
     first_language = codes[0]

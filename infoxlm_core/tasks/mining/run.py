@@ -129,7 +129,7 @@ def split_into_halves(mining_set: MiningSet, matches: Matches) -> tuple[MatchedH
         is_in_half = half_of_source[matches.sources] == half
         num_gold = sum(1 for source, _ in mining_set.gold if half_of_source[source] == half)
         if num_gold == 0:
-            raise InputError(f"a set has {len(mining_set.gold)} gold pairs: too few to choose and test a threshold")
+            raise InputError(f"too few gold pairs ({len(mining_set.gold)}) to choose and test a threshold: add pairs")
         halves.append(MatchedHalf(matches.margins[is_in_half], is_gold[is_in_half], num_gold))
     return halves[0], halves[1]
 

@@ -151,7 +151,7 @@ def check_task(values: dict, message: str | None) -> None:
         trials.check("it", task, task.settings)
 
 
-@pytest.mark.parametrize(("grid", "message"), [(RATES, "data.csv: no dev rows. Add a split"), ({}, None)])
+@pytest.mark.parametrize(("grid", "message"), [(RATES, "data.csv: no dev rows. Add rows with this split"), ({}, None)])
 def test_grid_needs_a_development_set(tmp_path, grid, message):
     rows = ["text,label,language,split", "a,x,en,train", "b,y,en,train", "c,y,de,test"]
     (tmp_path / "data.csv").write_text("\n".join(rows) + "\n")
@@ -179,7 +179,7 @@ LABELLED_FILES = {
         ({"test-de.tsv": "a b ja\n"}, {}, "test: 1 of 3 rows have a label ('ja')"),
         ({"train-en.tsv": "a b yes\n"}, {}, "all train rows have the label 'yes'"),
         ({"test-de.tsv": "i j yes\n"}, {"mixed": True}, "needs the same test in every language"),
-        ({"train-en.tsv": None, "train-de.tsv": "a b yes\n"}, {}, "no train rows in en. Add a split"),
+        ({"train-en.tsv": None, "train-de.tsv": "a b yes\n"}, {}, "no train rows in en. Add rows with this split"),
         ({"train-de.tsv": "a set of a language that is not trained on is not read\n"}, {}, None),
     ],
 )  # fmt: skip

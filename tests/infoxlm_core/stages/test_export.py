@@ -111,7 +111,7 @@ def test_format_with_different_vectors_is_not_delivered(source, tmp_path, monkey
     run = sentence_encoder.SentenceEncoder.run
     monkeypatch.setattr(sentence_encoder.SentenceEncoder, "run", lambda *batch: run(*batch) + 0.01)
 
-    with pytest.raises(DataCorrupt, match=r"the format sentence-transformers gives other vectors"):
+    with pytest.raises(DataCorrupt, match=r"the format sentence-transformers does not reproduce its reference vectors"):
         export(source, "mine", ExportSettings(TORCH), tmp_path / "folder/out")
     assert not list((tmp_path / "folder").iterdir())
 

@@ -47,8 +47,8 @@ def test_mined_pairs_and_their_report_are_written_and_summarised(folder):
     ("arguments", "message"),
     [
         (FILES, "The margin needs one of --calibrate and --threshold."),
-        (["x.en", "x.de", "-o", "mined.csv", "--threshold", "1"], "mined.csv: pairs are not written as '.csv'"),
-        (["x.en", "known.tsv", "-o", "mined.tsv", "--threshold", "1"], "its name does not tell its language"),
+        (["x.en", "x.de", "-o", "mined.csv", "--threshold", "1"], "mined.csv: '.csv' is not an output format"),
+        (["x.en", "known.tsv", "-o", "mined.tsv", "--threshold", "1"], "its name must contain one language"),
         ([*FILES, "--threshold", "1", "--languages", "en,q"], "languages en, q: give"),
         (["x.en", "no.de", "-o", "mined.tsv", "--threshold", "1"], "no.de"),
         (["x.en", "x.de", "-o", "no/mined.tsv", "--threshold", "1"], "no/mined.tsv"),

@@ -93,9 +93,9 @@ def test_languages_are_those_in_the_names_of_files(names, languages):
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (("news.txt", "news.de"), "news.txt: its name does not tell its language"),
-        (("en.de", "fr.txt"), "en.de: its name does not tell its language"),
-        (("a.en", "b.eng"), "languages en, en: give --languages with two"),
+        (("news.txt", "news.de"), "news.txt: its name must contain one language"),
+        (("en.de", "fr.txt"), "en.de: its name must contain one language"),
+        (("a.en", "b.eng"), "languages en, en: give two different ones"),
     ],
 )
 def test_file_names_without_two_languages_are_refused(names, reason):
@@ -108,11 +108,11 @@ def test_unusable_files_are_refused(tmp_path):
 
     with pytest.raises(InputError, match=r"empty\.en has 0 distinct lines of text"):
         files.read_distinct(tmp_path / "empty.en")
-    with pytest.raises(InputError, match=r"pairs are not written as '.xlsx': give a file of .tsv"):
+    with pytest.raises(InputError, match=r"'.xlsx' is not an output format: use .tsv"):
         files.check_output(tmp_path / "mined.xlsx")
     with pytest.raises(InputError, match="no such directory"):
         files.check_output(tmp_path / "no/mined.tsv")
     with pytest.raises(InputError, match=r"pairs\.csv: the format of its translations is unknown"):
         files.read_pairs(tmp_path / "pairs.csv", ("en", "de"))
-    with pytest.raises(InputError, match="pairs are not read from message cat"):
+    with pytest.raises(InputError, match="message catalogs are not supported for pairs"):
         files.read_pairs(tmp_path / "po.zip", ("en", "de"))

@@ -91,7 +91,7 @@ def test_a_folder_has_several_languages_and_gold_pairs_in_either_order(data):
         ("de-en.training.gold", "de-1\ten-999\n", r"gold:1: no sentences 'de-1' and 'en-999'"),
         ("de-en.training.en", "en-1 without a tab\n", "training.en:1 is not two columns"),
         ("de-en.training.en", "", "training.en is empty"),
-        ("de-en.sample.gold", "x\ty\n", "de-en.sample.gold: give two files beside it, de-en.sample.en and"),
+        ("de-en.sample.gold", "x\ty\n", "de-en.sample.gold: put de-en.sample.en and the file of one other"),
     ],
 )
 def test_damaged_sets_are_refused(data, name, content, reason):
@@ -106,7 +106,7 @@ def test_one_gold_pair_is_too_few(data):
     (mining_set,) = run.read_sets(MiningConfig(data=str(data))).values()
     matches = run.Matches(np.ones(400), np.arange(400), np.zeros(400, int))
 
-    with pytest.raises(InputError, match="a set has 1 gold pairs: too few"):
+    with pytest.raises(InputError, match=r"too few gold pairs \(1\) to choose"):
         run.split_into_halves(mining_set, matches)
 
 
@@ -114,7 +114,7 @@ def test_a_folder_needs_one_set_per_language(data, tmp_path):
     for suffix in ("de", "en", "gold"):
         (data / f"de-en.sample.{suffix}").write_bytes((data / f"de-en.training.{suffix}").read_bytes())
 
-    with pytest.raises(InputError, match=r"has de twice \(de-en.sample.gold, de-en.training.gold\): set name"):
+    with pytest.raises(InputError, match=r"has two sets of de \(de-en.sample.gold, de-en.training.gold\): set name"):
         bucc.find_sets(data, "en")
     assert list(bucc.find_sets(data, "en", "training")) == ["de"]
     with pytest.raises(InputError, match=r"has no \.gold file with '' in its name"):
