@@ -150,8 +150,9 @@ def _compare_with_start(
 ) -> dict[str, Any]:
     """Compare the outcomes of the start model and the model under test.
 
-    Training languages are compared separately from all other languages.
+    On the guard, a general test set, training languages are compared separately from all other languages.
     """
+    # The pivot and the held-out languages count as training languages, even if the corpus has no report.
     language_codes = {questions.pivot, *questions.pairs}
     for file in (corpus_report or {}).get("files", ()):
         is_training_file = file["kept"] and not file["kind"].startswith("held_out")
@@ -184,10 +185,11 @@ def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path, corpus:
 def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:
     """Return all scores as metrics. The names of models other than the one under test are prefixes."""
     metrics: dict[str, float] = {}
-    tested_model = next(iter(scores))
+    tested_model = next(iter(scores))  # the first, as in the argument `encoders` of `evaluate`
     for name, scores_by_task in scores.items():
         prefix = ""
         if name != tested_model:
+            # MLflow does not accept every character in a metric name.
             metric_safe_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
             prefix = f"{metric_safe_name}/"
         for task in EVALUATED_TASKS:
@@ -207,7 +209,7 @@ def _read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
             is_shown = name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval")
             if is_shown:
                 curves.setdefault(name, []).append((step, value))
-    for name, curve in curves.items():
+    for name, curve in curves.items():  # thin out long curves, so that the report stays small
         spacing = math.ceil(len(curve) / MAX_CURVE_POINTS)
         curves[name] = curve[::spacing]
     return curves

@@ -68,6 +68,7 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
     """
     check_settings(settings, output)
     output.parent.mkdir(parents=True, exist_ok=True)
+    # Write beside `output` and rename at the end, so that an interrupted export leaves no incomplete directory.
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as directory:
         unfinished_output = Path(directory, output.name)
         measurements = _write_export(source, name, settings, unfinished_output)
@@ -84,13 +85,14 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
     trimmed_tokenizer = _trim(encoder, tokenizer_json, settings)
     if trimmed_tokenizer:
         tokenizer_json = trimmed_tokenizer.content
+    # Always write this format: the other formats need its tokenizer.
     sentence_transformers.write(encoder, source, output, tokenizer_json)
     texts = _choose_texts(settings, aligned_sentences, trimmed_tokenizer, prefix)
     formats = _write_formats(encoder, settings.formats, output)
     measurements = export_measurements.measure(source, encoder, output, formats, texts, aligned_sentences)
     reference_vectors.write_reference(output)
     if SENTENCE_TRANSFORMERS not in settings.formats:
-        (output / FILES[SENTENCE_TRANSFORMERS]).unlink()  # was needed only for the measurements
+        (output / FILES[SENTENCE_TRANSFORMERS]).unlink()  # was needed only for the reference vectors
     card = page.render(
         "export_card.md",
         name=name,
@@ -158,7 +160,7 @@ def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSetting
         return None
     # Keep the pieces of prompts, because a prompt's script may differ from that of the text ("query: " and Russian).
     needed_ids |= vocabulary.find_pieces_in_text(tokenizer_json, encoder.settings.prompts.text_by_name.values())
-    pad_id = encoder.encoder.config.pad_token_id or 0
+    pad_id = encoder.encoder.config.pad_token_id or 0  # None if the model has no padding token
     trimmed_tokenizer = TrimmedTokenizer(tokenizer_json, needed_ids, pad_id)
     vocabulary.trim_embeddings(encoder, trimmed_tokenizer)
     return trimmed_tokenizer
@@ -224,11 +226,11 @@ def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output
         path = output / FILES[format_name]
         if format_name == SENTENCE_TRANSFORMERS:
             model, _ = any_encoder.load_encoder(output, "cpu")
-            run: VectorFunction = SentenceEncoder(model.base_model, encoder.settings).run
+            compute_vectors: VectorFunction = SentenceEncoder(model.base_model, encoder.settings).run
         else:
-            run = onnx.OnnxEncoder(path)
+            compute_vectors = onnx.OnnxEncoder(path)
         weight_files = sorted(path.parent.glob(f"{path.name}*"))  # large ONNX models have an external weight file
-        formats.append(Format(format_name, weight_files, run, is_exact=format_name != INT8))
+        formats.append(Format(format_name, weight_files, compute_vectors, is_exact=format_name != INT8))
     return formats
 
 
@@ -240,6 +242,7 @@ def _write_onnx_files(encoder: SentenceEncoder, format_names: Sequence[str], out
     onnx.write(encoder, onnx_path)
     if INT8 in format_names:
         onnx.quantise(onnx_path, output / FILES[INT8])
-    if ONNX not in format_names:  # the fp32 file was needed only for quantisation
+    if ONNX not in format_names:  # the fp32 model was needed only for quantisation
+        # The name with an asterisk also matches the external weight file of a large model.
         for path in onnx_path.parent.glob(f"{onnx_path.name}*"):
             path.unlink()

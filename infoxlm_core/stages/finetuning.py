@@ -88,7 +88,7 @@ def choose_steps(config: RecipeConfig, num_examples: int) -> OptimizationConfig:
     if config.epochs is None:
         return config.optimization
     steps = math.ceil(config.epochs * num_examples / config.batch_size)
-    warmup_steps = min(int(config.warmup_share * steps), steps - 1)
+    warmup_steps = min(int(config.warmup_share * steps), steps - 1)  # at least one step follows the warm-up
     return config.optimization.model_copy(update={"steps": steps, "warmup_steps": warmup_steps})
 
 

@@ -42,7 +42,7 @@ class MergedAccuracies(NamedTuple):
     """Lower bound of the paired confidence interval for the gain on the guard over the start model."""
 
 
-def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mapping[str, Any] | None = None) -> None:
+def merge(start: Path, encoder: Path, weight: float, output: Path, choice: Mapping[str, Any] | None = None) -> None:
     """Write the model `start + weight * (encoder - start)` with its reference vectors and a manifest.
 
     Args:
@@ -50,7 +50,7 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
         encoder: directory of the trained model.
         weight: weight of the trained model, from 0 (start model) to 1 (trained model).
         output: directory to create.
-        facts: further facts about the merge for the manifest.
+        choice: how the weight was chosen, for the manifest; None if the user chose it.
 
     Raises:
         InputError: `output` exists, or the models differ in more than the values of their weights.
@@ -69,17 +69,17 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
     start_manifest = manifests.load_if_ours(start)
     if start_manifest:
         inputs["start"] = start_manifest["digest"]
-    merged_facts["merge"] = {"weight": weight, **(facts or {})}
+    merged_facts["merge"] = {"weight": weight, **(choice or {})}
     manifests.write(output, "encoder", merged_facts, inputs)
 
 
 def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Path, output: Path) -> dict[str, Any]:
-    """Write the merged encoder with the largest weight that preserves accuracy on the guard.
+    """Write the merged encoder with the largest weight that preserves accuracy on the guard, a general test set.
 
     If every weight loses too much accuracy, log a warning and use the smallest weight.
 
     Args:
-        config: evaluation settings with weights and guard.
+        config: evaluation settings that contain the weights (`merge`) and the guard.
         corpus: a prepared corpus. Accuracy on its held-out pairs is reported, but does not affect the choice.
         encoder: directory of the trained model.
         start: directory of the start model.
@@ -91,14 +91,16 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
     held_out: dict[str, AlignedSentences] = {}
     for language, pairs in draw_questions(corpus, encoder, config).pairs.items():
         held_out[language] = ([source for source, _ in pairs], [target for _, target in pairs])
-    start_accuracies, start_scores = _measure(start, config, held_out)
+    start_accuracies, start_scores = _measure_accuracies(start, config, held_out)
+    # Weight 0 is the start model: the first point of the curve, but not a candidate.
     start_point = MergedAccuracies(0.0, **start_accuracies, guard_lower=0.0)
     candidates = []
     for weight in sorted(set(config.merge)):
+        # Keep only one merged model on disk at a time. The chosen one is written again at the end.
         with tempfile.TemporaryDirectory(prefix="infoxlm-merge-") as directory:
             merged_encoder = Path(directory, "encoder")
             interpolate(start, encoder, weight, merged_encoder)
-            accuracies, guard_scores = _measure(merged_encoder, config, held_out)
+            accuracies, guard_scores = _measure_accuracies(merged_encoder, config, held_out)
         gain_interval = paired_bootstrap(guard_scores, start_scores)
         candidates.append(MergedAccuracies(weight, **accuracies, guard_lower=gain_interval.lower))
         logger.info("weight %g: held out %.4f, guard %.4f", weight, accuracies["held_out"], accuracies["guard"])
@@ -107,12 +109,12 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
     if not passed:
         logger.warning("every weight in evaluation.merge loses too much accuracy on the guard: using %g", chosen.weight)
     curve = [accuracies._asdict() for accuracies in (start_point, *candidates)]
-    facts = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": curve}
-    merge(start, encoder, chosen.weight, output / "encoder", facts)
+    choice = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": curve}
+    merge(start, encoder, chosen.weight, output / "encoder", choice)
     return chosen._asdict() | {"passed": int(passed)}
 
 
-def _measure(
+def _measure_accuracies(
     model: Path, config: EvaluationConfig, held_out: Mapping[str, AlignedSentences]
 ) -> tuple[dict[str, float], pd.Series]:
     """Return a model's accuracies on the held-out pairs and the guard, and its score on each guard question."""

@@ -64,7 +64,7 @@ def prepare(
     _remove_outputs(output)
     try:
         report = _run_phases(Job(config, files, localise), output, parallel_map)
-    except BaseException:
+    except BaseException:  # also if a user or the system stops the process
         _remove_outputs(output)
         raise
     manifests.write_atomically(output / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
@@ -118,6 +118,7 @@ def build_facts(report: dict[str, Any]) -> dict[str, Any]:
     }
     test_digests = {test_file["sha256"] for test_file in report.get("evaluation_sets", ())}
     if test_digests:
+        # Encoders inherit this list, and evaluations warn about test sets that are not on it.
         corpus_facts["reserved"] = sorted(test_digests)
     return corpus_facts
 
@@ -133,10 +134,11 @@ def _remove_outputs(output: Path) -> None:
 
 
 def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, Any]:
-    """Run all tasks, write the corpora to `output`, and return the report."""
+    """Run the tasks of all phases, write the corpora to `output`, and return the report."""
+    # `run_phase` is a generator, so the tasks of a phase run while the records are iterated.
     counts: RowCounts = defaultdict(Counter)
-    job.put_marker()
-    finished = {entry.name for entry in job.files.entries()}
+    job.put_marker()  # shows tasks on other machines that they have the same storage
+    finished = {entry.name for entry in job.files.entries()}  # names of records that an earlier attempt wrote
     [test_sets] = run_phase(reserve.reserve_test_sets, job, 1, finished, map_in_process)  # test sets are small
     job = _read_sources(job, finished, parallel_map)
     clean_records = run_phase(clean.clean_part, job, len(job.parts), finished, parallel_map)
@@ -164,7 +166,7 @@ def _read_sources(job: Job, finished: Set[str], parallel_map: ParallelMap) -> Jo
 def _reserve_evaluation_text(job: Job, finished: Set[str], parallel_map: ParallelMap) -> Job:
     """Collect the digests of all text reserved for evaluation. Return the job with a digest of the collection."""
     if job.config.labelled_share:
-        # `run_phase` is a generator, so `list` runs all its tasks before the next phase.
+        # `run_phase` is a generator, so use `list` to run all its tasks before the next phase.
         list(run_phase(reserve.choose_labelled_test_set, job, job.partition_count, finished, parallel_map))
     [reserved_text] = run_phase(reserve.merge_reserved_digests, job, 1, finished, parallel_map)
     return replace(job, reserved_digest=reserved_text["digest"])
@@ -176,6 +178,7 @@ def _find_duplicates(job: Job, finished: Set[str], parallel_map: ParallelMap) ->
         from infoxlm_core.tasks import pair_similarity  # imports torch, which is slow and needed only here
 
         list(run_phase(pair_similarity.measure, job, len(job.parts), finished, parallel_map))
+    # `run_phase` is a generator, so use `list` to run all tasks of a phase before the next phase.
     list(run_phase(deduplicate.write_keys, job, len(job.parts), finished, parallel_map))
     list(run_phase(deduplicate.find_duplicates, job, job.partition_count, finished, parallel_map))
 
@@ -188,7 +191,7 @@ def _list_parts(job: Job, records: Iterator[Record]) -> list[Part]:
         is_held_out = source.name in job.config.held_out
         text_kind, pair_kind = HELD_OUT if is_held_out else TRAINING
         if not record["parts"]:
-            check_remaining_rows(source, Counter())  # raises an error with the reason
+            check_remaining_rows(source, Counter())  # raises an error, or logs why the source may be empty
         for name, language_pair in record["parts"]:
             languages = tuple(language_pair.split("-"))
             kind = text_kind if len(languages) == 1 else pair_kind
@@ -205,7 +208,7 @@ def _make_sort_key(part: Part, corpora: list[str]) -> tuple[int, str, str]:
 
 
 def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record]) -> Job:
-    """Count the rows of all parts. Return the job with its non-empty parts and the median length ratios.
+    """Count the rows of all parts. Return the job with its non-empty parts and each language pair's length ratio.
 
     Raises:
         EncodingError: a file has too many lines that are not UTF-8.
@@ -223,6 +226,7 @@ def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record])
             add_counts(counts, record)
             if record["staged_rows"]:
                 clean_parts.append(part)
+                # Records are stored as JSON, whose keys are strings.
                 histogram = {int(bin_number): count for bin_number, count in record["length_ratios"].items()}
                 length_ratios["-".join(part.languages)].update(histogram)
     medians = {pair: length_ratio.find_median(ratios) for pair, ratios in length_ratios.items() if ratios}
@@ -238,7 +242,7 @@ def _check_corpus(job: Job, corpus_records: Sequence[tuple[Part, Record]]) -> No
         add_counts(counts_of_files, record)
         for *_, file_counts in record["counts"]:
             counts_of_sources[part.source_number].update(file_counts)
-        first_invalid = record["first_invalid"] | first_invalid
+        first_invalid = record["first_invalid"] | first_invalid  # for a file in several parts, the first part counts
     check_files(counts_of_files, first_invalid, job.config.cleaning.max_invalid_utf8)
     for source_number, source_counts in sorted(counts_of_sources.items()):
         check_remaining_rows(job.config.corpora[source_number], source_counts)
@@ -246,6 +250,7 @@ def _check_corpus(job: Job, corpus_records: Sequence[tuple[Part, Record]]) -> No
 
 def _join_tables(job: Job, output: Path, counts: RowCounts, records: Iterator[Record]) -> None:
     """Concatenate the tables of all parts into `output`, and add the parts' row counts to `counts`."""
+    # Iterating `records` waits for each task, so the first tables are joined while later tasks still run.
     with contextlib.ExitStack() as open_files:
         writers: dict[str, pq.ParquetWriter] = {}
         for number, record in enumerate(records):

@@ -68,6 +68,7 @@ def pretrain(
         metrics = loop.train(
             learner, config.optimization, checkpoints, tracker, config.log_every, observe, config.guard
         )
+        # Weights may be sharded, so all workers must gather them before the first worker exports the model.
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
         distributed.on_first(lambda: _export(config, weights, shards, inputs, run, output))
     return metrics | {"steps": config.optimization.steps}
@@ -81,6 +82,7 @@ def _resolve_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConf
     """
     if not config.tokens:
         return config
+    # Steps differ in their number of tokens, so use the mean of the first steps.
     counted_tokens = SYSTEMS[config.system].count_tokens(config, shards, range(COUNTED_STEPS))
     tokens_per_step = counted_tokens / COUNTED_STEPS
     steps = round(config.tokens / tokens_per_step)
@@ -115,12 +117,14 @@ def _export(
     model = system.build(config, shards)  # reproduces the weights before training
     system.export(model, config, shards, output / "start")
     if config.model.start and config.system == "infoxlm":
+        # Otherwise evaluations would measure the start model at the contrast layer of this training.
         any_encoder.copy_embedding_settings(Path(config.model.start), output / "start")
     model.load_state_dict(weights)
     system.export(model, config, shards, output / "encoder")
     export_curves(run, output / "encoder")
     reference_vectors.write_reference(output / "encoder")
     facts = {"steps": config.optimization.steps} | _describe_training_text(config, shards)
+    # By this digest, evaluations recognise encoders whose training text excludes the corpus's held-out text.
     lineage = inputs | {"corpus": shards.manifest["facts"]["corpus"]}
     manifests.write(output / "encoder", "encoder", facts, lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)
@@ -145,6 +149,7 @@ def _describe_training_text(config: PretrainingConfig, shards: Shards) -> dict[s
         start_manifest = unreserved.load_pretraining_manifest(start)
         if start_manifest:
             start_facts = start_manifest["facts"]
+            # The start model may have seen test sets that only this corpus reserves.
             reserved_files &= set(start_facts.get("reserved", ()))
             other_corpora = set(start_facts.get("other_corpora", ()))
             if "corpus" in start_manifest["inputs"]:

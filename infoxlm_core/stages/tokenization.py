@@ -69,7 +69,7 @@ def tokenize(
     sequences = 0
     tokens = 0
     for name, table in tables.items():
-        if not name.startswith("held_out/"):
+        if not name.startswith("held_out/"):  # count only training text
             sequences_per_row = 2 if name.startswith("pairs/") else 1
             sequences += sequences_per_row * table["rows"]
             tokens += table["tokens"]
@@ -83,6 +83,7 @@ def tokenize(
         "block_tokens": config.block_tokens,
         **tokenizer.vocabulary.as_facts(),
     }
+    # The manifest's digest covers the facts. Omit facts of unused options, which earlier versions did not write.
     if tokenizer_file != tokenizers.MODEL:
         shard_facts["tokenizer_file"] = tokenizer_file
     if config.prefix:
@@ -157,7 +158,7 @@ def _read_model(path: Path) -> bytes:
 
 
 def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
-    """Draw the sentences for training the vocabulary. A sentence may be repeated."""
+    """Draw the sentences for training the vocabulary. Sentences of small languages may be repeated."""
     sentence_counts: dict[str, int] = {}  # language -> number of sentences
     for directory in sorted(corpus.glob("mono/*")):
         count = sum(count_rows(path) for path in directory.glob("*.parquet"))
@@ -180,8 +181,9 @@ def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
 def _choose_sentence_counts(sentence_counts: np.ndarray, config: TokenizationConfig) -> np.ndarray:
     """Choose how many sentences of each language to draw, in proportion to its number of sentences ^ alpha.
 
-    Sentences of small languages are repeated up to `MAX_REPEATS` times. If a language still cannot fill its share, the
-    total is reduced, by up to one half. A language that cannot fill its share of half the total gets a smaller share.
+    A sentence is drawn at most `MAX_REPEATS` times, so small languages may have too few sentences for their shares. The
+    total is then reduced until they have enough, but at most by half. A language that would need a larger reduction is
+    disregarded, and gets as many sentences as it can provide.
 
     Args:
         sentence_counts: number of sentences of each language (languages,), at least 1.
@@ -197,7 +199,7 @@ def _choose_sentence_counts(sentence_counts: np.ndarray, config: TokenizationCon
 
 
 def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
-    """Train a SentencePiece unigram model on the corpus, and round its scores."""
+    """Train a SentencePiece unigram model on the corpus, with rounded scores for an exact copy in tokenizer.json."""
     sentences = _draw_sentences(config, corpus)
     model = io.BytesIO()
     try:
@@ -208,7 +210,7 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
             vocab_size=config.new_vocabulary_size - ADDED_IDS,
             character_coverage=config.character_coverage,
             num_threads=2,  # fixed, because the result depends on the number of threads
-            minloglevel=2,
+            minloglevel=2,  # errors only
         )
     except RuntimeError as error:
         raise _explain_failure(str(error), config, f"{corpus}: {len(sentences)} sentences") from None
@@ -239,14 +241,14 @@ def _explain_failure(message: str, config: TokenizationConfig, text_description:
 def _compare_tokenizers(directory: Path, model: bytes, corpus: Path, max_different_share: float) -> None:
     """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on too large a share of the texts."""
     fast_tokenizer = tokenizers.load_fast(directory).backend_tokenizer
-    encode = load_encoder(model)
+    encode_with_sentencepiece = load_encoder(model)
     compared_count = 0
     differences = []
     for language_directory in sorted(corpus.glob("mono/*")):
         texts = _read_comparable_texts(language_directory)
         encodings = fast_tokenizer.encode_batch(texts, add_special_tokens=False)
-        for text, token_ids, encoding in zip(texts, encode(texts), encodings, strict=True):
-            if token_ids.tolist() != encoding.ids:
+        for text, expected_ids, encoding in zip(texts, encode_with_sentencepiece(texts), encodings, strict=True):
+            if expected_ids.tolist() != encoding.ids:
                 differences.append(f"{language_directory.name} {text!r:.80}")
         compared_count += len(texts)
     equal_count = compared_count - len(differences)

@@ -70,7 +70,7 @@ def iterate_batches(
         model: model that determines the batches' device and language ids.
         tokenizer: tokenizer that pads the batches.
         features: the model's inputs for each text, from `encode`.
-        batch_size: maximum number of texts in a batch.
+        batch_size: maximum number of texts in a batch; batches of long texts are smaller.
         language: language of the texts, for models with language embeddings.
     """
     language_id = None if language is None else padded.find_language_id(model.config, language)
@@ -113,7 +113,7 @@ def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
 
     `<unk>` counts as a word, because it stands for one.
     """
-    names = ("cls", "sep", "bos", "eos", "pad")
+    names = ("cls", "sep", "bos", "eos", "pad")  # `all_special_ids` would include <unk>
     special_ids = {getattr(tokenizer, f"{name}_token_id") for name in names} - {None}
     is_special = torch.isin(ids, torch.tensor(sorted(special_ids), device=ids.device))  # (B, L)
     word_mask = mask * ~is_special
@@ -125,7 +125,7 @@ def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
 class VectorEncoder:
     """A loaded model that computes sentence vectors with any pooling at any layer.
 
-    It also computes in fp32 on GPUs, because rounding to bf16 can change which neighbour of a vector is nearest.
+    It computes in fp32 even on GPUs, because rounding to bf16 can change which neighbour of a vector is nearest.
     """
 
     model: "Model"
@@ -237,11 +237,12 @@ def load_embedder(
         raise InputError(f"{directory}: pooling {pooling!r:.100} is not known: give {', '.join(ALL_POOLINGS)}")
     projection = load_projection(directory, model) if pooling == "contrast" else None
     contrast = read_contrast_settings(model.config)
+    # The projection was trained only on the output of the contrast layer.
     if projection is not None and contrast is not None and layer != contrast.layer:
         raise InputError(
             f"{directory}: its contrast vectors come from layer {contrast.layer}, not {layer}: omit the layer"
         )
-    drop_layers(model, layer)
+    drop_layers(model, layer)  # saves time, because the vector needs no higher layers
     encoder = VectorEncoder(model, tokenizer, batch_size, max_tokens, prefix, projection)
     return Embedder(encoder, VectorSpec(pooling, layer))
 

@@ -81,18 +81,18 @@ def measure(
     original_vectors = F.normalize(embed_original(prefixed_texts), dim=1)  # (N, d)
     reference = Reference(settings.layer, settings.pooling, tuple(texts), original_vectors)
     tokenizer = sentence_encoder.load_tokenizer(output)
-    runs = [encoder.run, *(file_format.run for file_format in formats)]
-    speeds = _measure_speeds(runs, tokenizer, prefixed_texts)
+    vector_functions = [encoder.run, *(file_format.run for file_format in formats)]
+    original_speed, *format_speeds = _measure_speeds(vector_functions, tokenizer, prefixed_texts)
     original = Measurement(
         format=ORIGINAL,
         megabytes=_measure_megabytes(pretrained.find_weight_files(source)),
-        sentences_per_second=speeds[0],
+        sentences_per_second=original_speed,
         difference=0.0,
         cosine=1.0,
         retrieval=_measure_retrieval(embed_original, sets, settings.prefix),
     )
     measurements = [original]
-    for file_format, speed in zip(formats, speeds[1:], strict=True):
+    for file_format, speed in zip(formats, format_speeds, strict=True):
         embed = partial(sentence_encoder.embed, file_format.run, tokenizer)
         vectors = F.normalize(embed(prefixed_texts), dim=1)
         if file_format.is_exact:
@@ -114,16 +114,19 @@ def _measure_megabytes(paths: Sequence[Path]) -> float:
     return sum(path.stat().st_size for path in paths) / 1e6
 
 
-def _measure_speeds(runs: Sequence[VectorFunction], tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
-    """Measure each format's speed in sentences per second, in the fastest of `PASSES` passes over the texts.
+def _measure_speeds(
+    vector_functions: Sequence[VectorFunction], tokenizer: Tokenizer, texts: Sequence[str]
+) -> list[float]:
+    """Measure each format's speed in sentences per second.
 
-    The formats take turns, so that other work on the machine slows all formats alike.
+    The formats take turns, so that other work on the machine slows all formats alike. The fastest of `PASSES` passes
+    over the texts counts, because it is the least disturbed.
     """
-    fastest_seconds = [math.inf] * len(runs)
+    fastest_seconds = [math.inf] * len(vector_functions)
     for _ in range(PASSES):
-        for index, run in enumerate(runs):
+        for index, compute_vectors in enumerate(vector_functions):
             start = time.perf_counter()
-            sentence_encoder.embed(run, tokenizer, texts)
+            sentence_encoder.embed(compute_vectors, tokenizer, texts)
             seconds = time.perf_counter() - start
             fastest_seconds[index] = min(fastest_seconds[index], seconds)
     return [len(texts) / seconds for seconds in fastest_seconds]

@@ -21,16 +21,17 @@ _embedder_of_process: dict[str, Embedder] = {}  # path or URI of an encoder -> e
 def measure(job: Job, part_number: int) -> Record:
     """Write the cosine between the source and target of each training pair in one part of the corpus.
 
-    Chunks, batches and the number of threads are fixed, so that any number of workers gives the same results, bit for
-    bit. A different type of processor may change the last bits. This matters only for pairs very close to the minimum.
+    Chunks, batches and the number of threads are fixed, so that the results do not depend on the number of workers, bit
+    for bit. On another type of processor, the last bits may differ. This matters only for pairs whose cosine is very
+    close to the configured minimum.
     """
     part = job.parts[part_number]
     if part.kind != "pairs":
         return {}
     rows = job.read_table(f"staged/{part.name}", (*deduplicate.COMPARED_COLUMNS, "texts"))
     drop_reasons = deduplicate.find_reasons(job, part, rows)
-    is_training = drop_reasons == 0
-    pairs = rows["texts"].filter(pa.array(is_training)).to_pylist()
+    is_kept = drop_reasons == 0  # embedding is slow, so skip pairs that another filter drops
+    pairs = rows["texts"].filter(pa.array(is_kept)).to_pylist()
     similarities = _compute_similarities(_load_embedder(job), pairs)
     job.files.put(f"similarities/{part.name}", similarities.tobytes())
     return {}
@@ -40,7 +41,7 @@ def _compute_similarities(embedder: Embedder, pairs: Sequence[tuple[str, str]]) 
     """Return the cosine (N,) between the source and target vectors of each pair, float32."""
     similarities = np.empty(len(pairs), np.float32)
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the same number as in Ray tasks
+    torch.set_num_threads(1)  # as in Ray tasks, because the number of threads can change the last bits
     try:
         for start in range(0, len(pairs), CHUNK):
             chunk = pairs[start : start + CHUNK]

@@ -94,6 +94,7 @@ def compute_perplexity(
     num_masked = 0
     for indices, batch in iterate_batches(model, tokenizer, masked_features, batch_size, language):
         batch_sentences = [masked_sentences[index] for index in indices]
+        # `rows` and `columns` are the coordinates of all masked tokens in the batch.
         masked_per_sentence = [len(sentence.positions) for sentence in batch_sentences]
         rows = torch.from_numpy(np.repeat(np.arange(len(indices)), masked_per_sentence))
         columns = torch.from_numpy(np.concatenate([sentence.positions for sentence in batch_sentences]))
@@ -104,7 +105,7 @@ def compute_perplexity(
     if num_masked == 0:
         return math.nan
     mean_loss = total_loss / num_masked
-    return math.exp(mean_loss) if mean_loss < MAX_LOSS else math.inf
+    return math.exp(mean_loss) if mean_loss < MAX_LOSS else math.inf  # avoids an OverflowError
 
 
 class _MaskedSentence(NamedTuple):

@@ -78,7 +78,7 @@ def draw_questions(corpus: Path, model: Path, config: EvaluationConfig) -> Quest
 
 
 def draw_pairs(pairs: Pairs, config: EvaluationConfig) -> Pairs:
-    """Draw pairs without repeated sentences, so that every question has one right answer.
+    """Draw pairs without repeated sentences (ignoring case), so that every question has one right answer.
 
     All languages use the same order of pivot sentences, and therefore share most questions.
     """
@@ -111,9 +111,10 @@ def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: Evaluation
 
 
 def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dict[str, list[str]]:
-    """Draw up to `CENTRE_SENTENCES` training sentences per language, for centring the language's vectors.
+    """Draw up to `CENTRE_SENTENCES` training sentences per language.
 
-    Return an empty mapping if a language has no training text.
+    Their mean vector is later subtracted from the language's vectors (centring). Centred and other vectors cannot be
+    compared, so return an empty mapping if a language has no training text.
     """
     drawn: dict[str, list[str]] = {}
     for language in languages:

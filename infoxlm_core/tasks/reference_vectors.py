@@ -98,7 +98,8 @@ def write_reference(directory: Path) -> None:
     layer, pooling = find_embedding_settings(model)
     spec = VectorSpec(pooling, layer)
     prefix = find_default_prefix(model)
-    encoder = VectorEncoder(model, tokenizer, len(SENTENCES), max_tokens=256, prefix=prefix)
+    # A single batch, so that the vectors also cover the padding of short sentences.
+    encoder = VectorEncoder(model, tokenizer, batch_size=len(SENTENCES), max_tokens=256, prefix=prefix)
     vectors = encoder.embed(SENTENCES, [spec])[spec]
     content = {"layer": layer, "pooling": pooling, "sentences": SENTENCES, "vectors": vectors.tolist()}
     if prefix:
@@ -177,6 +178,7 @@ def check_with_transformers(directory: Path, name: str, python: str = sys.execut
         "sentences": [reference.prefix + sentence for sentence in reference.sentences],
     }
     result = _run_plain_transformers(python, request, name)
+    # The process reports which of this project's packages it could not import. They must be all.
     if len(result["blocked"]) != len(plain_transformers.BLOCKED_PACKAGES):
         raise InputError(f"{python} could import this project, although it must use transformers alone")
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
@@ -214,6 +216,6 @@ def _run_plain_transformers(python: str, request: Mapping[str, Any], name: str) 
         raise InputError(f"{python} cannot be run ({error}). Give the Python of an environment.") from None
     if process.returncode:
         error_lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-        reason = error_lines[-1][:300]
+        reason = error_lines[-1][:300]  # a traceback ends with the error
         raise InputError(f"{name} cannot be loaded by {python} ({reason}). It needs torch and transformers.")
-    return json.loads(process.stdout.splitlines()[-1])
+    return json.loads(process.stdout.splitlines()[-1])  # libraries may print lines before the result

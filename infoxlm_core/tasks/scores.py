@@ -74,6 +74,7 @@ class Scores:
         missing_fields = [name for name in required if not values.get(name)]
         if missing_fields:
             raise InputError(f"{where} has no {', '.join(missing_fields)}. Measure the model again.")
+        # `to_dict` writes the details beside the fields, and no outcomes.
         field_names = set(cls.__dataclass_fields__) - {"details", "outcomes"}
         fields = {name: value for name, value in values.items() if name in field_names}
         details = {name: value for name, value in values.items() if name not in field_names}
@@ -81,7 +82,7 @@ class Scores:
 
 
 def select_finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers among the values, because a tracking server accepts nothing else."""
+    """Return the finite numbers among the values. Tracking servers reject all other values."""
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 

@@ -146,8 +146,8 @@ class Task(Generic[Settings]):
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
         """Return whether the trained weights depend on the number of workers.
 
-        The weights do if each worker draws dropout masks for its own tokens. The encoder, token-classification heads
-        and models in Hugging Face's code draw masks in this way.
+        They do if each worker draws the dropout masks of its own tokens, as the encoder, token-classification heads and
+        models in Hugging Face's code do.
         """
         from infoxlm_core.model.huggingface import pretrained
 
@@ -192,7 +192,7 @@ class Task(Generic[Settings]):
         raise NotImplementedError
 
     def describe(self, settings: Settings, table: str) -> dict[str, str]:  # noqa: ARG002
-        """Return the settings that must match a published table for comparable scores, as a mapping."""
+        """Return the settings on which the comparability with a published table depends, as a mapping."""
         return {}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:  # noqa: ARG002

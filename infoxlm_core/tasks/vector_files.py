@@ -23,6 +23,7 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
         EncodingError: a line is not UTF-8. All lines are checked before the first line is embedded.
         InputError: the file is empty, or a line is too long.
     """
+    # Read the file twice, because the output begins with the number of vectors.
     num_lines = sum(1 for _ in lines.read_valid_texts(file))
     if not num_lines:
         raise InputError(f"{file} is empty. Give one sentence per line.")
@@ -30,23 +31,26 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
     return num_lines
 
 
-def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, normalise: bool = False) -> None:
+def write(
+    path: Path, embedder: Embedder, sentences: Iterable[str], num_sentences: int, normalise: bool = False
+) -> None:
     """Embed sentences in chunks, and write the vectors. Only one chunk is in memory at a time.
 
-    The file gets its final name when it is complete. It is not a memory map while it is written, because a full disk
-    would kill the process.
+    The file gets its final name when it is complete. The vectors are not written through a memory map, because a full
+    disk would then kill the process instead of raising an error.
 
     Args:
         path: output file.
         embedder: embedder for the sentences.
         sentences: sentences to embed, which are read only once.
-        count: number of sentences.
+        num_sentences: number of sentences.
         normalise: whether to write vectors of length 1 in float16, for mining, instead of float32.
     """
     dtype = np.dtype(np.float16 if normalise else np.float32)
-    shape = (count, embedder.encoder.model.config.hidden_size)
+    shape = (num_sentences, embedder.encoder.model.config.hidden_size)
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    with manifests.open_atomically(path) as file, show_progress("embedding", count, "sentences") as advance:
+    with manifests.open_atomically(path) as file, show_progress("embedding", num_sentences, "sentences") as advance:
+        # After the header of a .npy file, the rows can be appended chunk by chunk.
         np.lib.format.write_array_header_1_0(file, header)
         for chunk in _split_into_chunks(sentences):
             vectors = embedder(chunk, advance)  # (sentences, d)

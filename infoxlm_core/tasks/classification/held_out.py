@@ -27,6 +27,7 @@ def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
         config: the batch size and the maximum text length.
     """
     rows = read_test_set(directory)
+    # Compute the digest before the predictions are added, so that it is equal for all classifiers with this test set.
     test_set = manifests.digest(rows.to_dict("list"))
     rows["predicted"] = predict_rows(directory, rows, config.max_tokens, config.batch_size * config.max_tokens)
     accuracies = accuracy_by_language(rows["predicted"], rows["label"], rows["language"])

@@ -150,6 +150,7 @@ def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
         InputError: the model or a translation is missing, no test row has a known label, or `mixed` is set and the
             rows of two languages do not translate each other.
     """
+    # A classifier trained elsewhere may spell its labels differently from the test rows, whose labels are normalised.
     classifier_labels = padded.read_labels(padded.read_config(models))
     spelling_of_label = normalise_labels(classifier_labels, str(models))
     source = two_letters(config.train_languages[0])
@@ -183,7 +184,7 @@ def drop_unknown_labels(table: pd.DataFrame, labels: Iterable[str], split: str) 
     """
     is_unknown = ~table["label"].isin(list(labels))
     if not is_unknown.any():
-        return table.copy()
+        return table.copy()  # callers add columns
     num_unknown = int(is_unknown.sum())
     example_label = table["label"][is_unknown].iloc[0]
     if num_unknown > MAX_UNKNOWN * len(table):
@@ -254,7 +255,7 @@ def check(config: ClassificationConfig, has_grid: bool) -> None:
     if not labels:
         raise InputError(f"{paths}: no train rows in {', '.join(config.train_languages)}. {remedy}")
     if len(labels) < 2:
-        raise InputError(f"{paths}: all train rows have the label {labels[0]!r}. There is nothing to learn.")
+        raise InputError(f"{paths}: all train rows have the label {labels[0]!r}. Add rows with other labels.")
     needs_dev = has_grid or config.selection.rule != "last"  # for selecting grid points or checkpoints
     required_splits = ["dev", "test"] if needs_dev else ["test"]
     for split in required_splits:
@@ -266,4 +267,4 @@ def check(config: ClassificationConfig, has_grid: bool) -> None:
     if config.mixed:
         check_aligned(split_by_language(test))
     if config.translated_test:
-        read_test(config)
+        read_test(config)  # checks that every row has a translation

@@ -19,7 +19,7 @@ from infoxlm_core.tasks.task import SPLITS
 logger = logging.getLogger(__name__)
 COLUMNS = ("text", "text_pair", "label", "language", "split")
 TEST_SHARE = 0.1  # share of the rows drawn as the test set if no row has a split
-NO_CONSENSUS = "-"  # gold label of SNLI and MultiNLI rows without annotator consensus, which are usually dropped
+NO_CONSENSUS = "-"  # gold label of SNLI and MultiNLI rows on which the annotators disagree; usually dropped
 _LANGUAGE = re.compile("[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}")
 # Spelling in public sets, in lower case -> our spelling
 _INFERENCE_LABELS = {name: name for name in ("entailment", "neutral", "contradiction")}
@@ -60,9 +60,10 @@ def read_labelled(
 
 
 def read_test(config: ClassificationConfig) -> pd.DataFrame:
-    """Read the test rows. With `translated_test`, translations replace the rows of every language but the source.
+    """Read the test rows.
 
-    The language of a translated row is that of its original.
+    With `translated_test`, each row in a language other than the source is replaced by its translation into the source.
+    The language of the translated row remains that of the original, so that scores are still reported by language.
 
     Raises:
         InputError: a file is not usable (see `read_labelled`), or a language has more or fewer translations than rows.
@@ -112,7 +113,8 @@ def _draw_split(table: pd.DataFrame, files: Sequence[LabelledFile], split_column
             f"order: {difference}. Add a column {split_column!r}, with the same split for all translations of a row."
         )
     positions = table.groupby("language").cumcount().to_numpy()  # each row's position within its language
-    random_values = make_rng("split").random(positions.max() + 1)  # one value for all translations of a row
+    # One value for all translations of a row. No setting affects the values, so that every run has the same test set.
+    random_values = make_rng("split").random(positions.max() + 1)
     return np.where(random_values[positions] < TEST_SHARE, "test", "train")
 
 
@@ -185,16 +187,17 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
 
 def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame:
     """Read one file into a table with `COLUMNS`. Raise InputError if a row has an unknown split or an empty cell."""
+    # `text_pair` is None for single texts.
     configured_columns = {config.text, config.text_pair or config.text, config.label, config.language}
     content = read_columns(file.path, configured_columns)
     columns = _choose_columns(file, list(content.columns), config)
     table = pd.DataFrame({name: content[column] for name, column in columns.items()})
-    if columns["label"] == "gold_label":
+    if columns["label"] == "gold_label":  # the column's name in SNLI and MultiNLI
         table = table[table["label"] != NO_CONSENSUS]
     for name, value_in_file_name in (("language", file.language), ("split", file.split)):
         if name not in table:
             table[name] = pd.Series(value_in_file_name, index=table.index, dtype="string")
-    is_public_set = columns["text"] != config.text
+    is_public_set = columns["text"] != config.text  # the configured columns are missing
     is_paws_x = columns["text"] == "sentence1" and columns["label"] == "label"
     # Some sentences are missing in the training text of public sets, and in every split of PAWS-X.
     may_have_empty_cells = is_public_set and (file.split == "train" or is_paws_x)
@@ -262,7 +265,7 @@ def _drop_empty_rows(table: pd.DataFrame, path: Path, may_have_empty_cells: bool
     if not is_incomplete.any():
         return table
     if not may_have_empty_cells or is_incomplete.all():
-        line = is_incomplete.idxmax()
+        line = is_incomplete.idxmax()  # the first line with an empty cell
         raise InputError(f"{path}:{line}: {is_empty.loc[line].idxmax()} is empty. Fill it or remove the row.")
     logger.warning("%s: dropped %d of %d rows with an empty cell", path, is_incomplete.sum(), len(table))
     return table[~is_incomplete]

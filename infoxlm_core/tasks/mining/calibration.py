@@ -41,7 +41,10 @@ class Curves(NamedTuple):
 
 
 def estimate(search: Search, matches: Matches) -> Curves:
-    """Estimate the precision and recall of two files' matches, with every margin as a threshold."""
+    """Estimate the precision and recall of two files' matches, with every margin as a threshold.
+
+    The estimates are based on planted lines: known translation pairs that were added to the lines of the files.
+    """
     thresholds = np.unique(matches.margins)
     num_pairs = _count_at_least(matches.margins, thresholds)
     num_planted = search.num_planted
@@ -80,7 +83,7 @@ def _estimate_share(planted_margins: np.ndarray, thresholds: np.ndarray, num_pla
 def bound_wrong_pairs(
     num_pairs: np.ndarray, num_lines: int, false_shares: np.ndarray, mismatched_shares: np.ndarray, num_planted: int
 ) -> np.ndarray:
-    """Return an upper bound of the number of wrong pairs at each of N thresholds.
+    """Return an upper bound on the number of wrong pairs at each of N thresholds.
 
     Suppose that T of a file's `num_lines` lines have a translation in the other file. A match is wrong if the line has
     no translation, or if the match is not its translation:
@@ -102,7 +105,7 @@ def bound_wrong_pairs(
         num_lines: number of lines in one of the files.
         false_shares: (N,) share of lines without a translation that are matched, below 1.
         mismatched_shares: (N,) share of lines with a translation that are matched with a wrong line.
-        num_planted: number of planted lines, which the shares were measured on.
+        num_planted: number of planted lines (known translations added to the file), on which the shares were measured.
     """
     standard_errors = np.sqrt(false_shares * (1 - false_shares) / num_planted)
     upper_shares = false_shares + 2 * standard_errors
@@ -121,7 +124,7 @@ def choose_margin(curves: Curves, precision: float) -> float:
             f"no margin has precision {precision}: the highest is {best['precision']:.3f} at margin "
             f"{best['margin']:.4f}, with {best['pairs']} pairs: lower --precision, or give more pairs to --calibrate"
         )
-    return float(curves.margins[is_precise.argmax()])
+    return float(curves.margins[is_precise.argmax()])  # thresholds ascend, and argmax finds the first True
 
 
 def _exclude_planted_translations(search: Search) -> Search:

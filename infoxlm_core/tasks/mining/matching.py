@@ -64,7 +64,7 @@ def remove_excluded(neighbours: Neighbours, excluded_rows: np.ndarray) -> Neighb
 def match_greedily(forward: Neighbours, backward: Neighbours, num_sources: int, num_targets: int) -> Matches:
     """Match the first `num_sources` sources with the first `num_targets` targets, in descending order of margin.
 
-    All further sources and targets count as neighbours only.
+    All further sources and targets are planted lines, which affect the margins but are not matched.
 
     Args:
         forward: the nearest targets of each source.
@@ -83,6 +83,7 @@ def match_greedily(forward: Neighbours, backward: Neighbours, num_sources: int, 
     is_source_matched = np.zeros(num_sources, bool)
     is_target_matched = np.zeros(num_targets, bool)
     matches = []
+    # A line without a candidate has the margin -inf.
     for candidate in order[np.isfinite(margins[order])].tolist():
         source = sources[candidate]
         target = targets[candidate]
@@ -103,8 +104,9 @@ def _find_best_margins(
         neighbours: the nearest candidates of each query.
         query_means: mean cosine between each query and its neighbours.
         candidate_means: mean cosine between each candidate and its neighbours.
-        num_queries: number of queries that need a candidate.
-        num_candidates: number of candidates to choose from; a query without such a neighbour has the margin -inf.
+        num_queries: number of queries to match; all further queries are planted lines.
+        num_candidates: number of candidates to choose from; all further candidates are planted lines. A query without
+            a neighbour to choose from has the margin -inf.
 
     Returns:
         The margins and the candidates' rows, both (num_queries,).

@@ -43,6 +43,8 @@ class MiningResult(NamedTuple):
 def read_corpus(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePair) -> Corpus:
     """Read two files and, for calibration, a file of translation pairs.
 
+    Calibration plants some of the pairs: it adds them to the lines of the files and measures how many are found.
+
     Args:
         paths: two files with one sentence per line.
         pairs: file of translation pairs; None: no calibration.
@@ -66,11 +68,12 @@ def read_corpus(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePai
 
 
 def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) -> list[tuple[str, str]]:
-    """Draw up to `MAX_PLANTED` pairs without repeated texts or texts from the files."""
+    """Draw up to `MAX_PLANTED` pairs to plant, without repeated texts or texts from the files."""
     used_texts = set(texts_of_files)
     planted = []
     shuffled_pairs = sorted(pairs, key=lambda pair: cleaning.digest(*pair))  # the same order in every run
     for source, target in shuffled_pairs:
+        # Equal texts are never mined, so they would not show how well translations are found.
         if source != target and used_texts.isdisjoint((source, target)):
             used_texts.update((source, target))
             planted.append((source, target))
@@ -135,7 +138,7 @@ def list_pairs(corpus: Corpus, result: MiningResult) -> Iterator[MinedPair]:
     """Yield the mined pairs in descending order of margin."""
     sources = corpus.sources
     targets = corpus.targets
-    for row in range(result.num_pairs):
+    for row in range(result.num_pairs):  # matches are sorted by margin, so the first ones reach the threshold
         source = result.matches.sources[row]
         target = result.matches.targets[row]
         yield MinedPair(
@@ -168,7 +171,7 @@ def describe(corpus: Corpus, result: MiningResult) -> dict[str, Any]:
             "planted_pairs": len(corpus.planted),
             "skipped_pairs": corpus.num_skipped,
             "chosen": result.curves.look_up(result.margin),
-            "curves": [result.curves.look_up(edge) for edge in edges[:-1]],
+            "curves": [result.curves.look_up(edge) for edge in edges[:-1]],  # a point for each bar of the histogram
         }
     return report
 

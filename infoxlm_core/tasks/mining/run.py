@@ -75,10 +75,12 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
     scores = {}
     counts = {}
     thresholds = {}
-    contents = {}
+    content_by_language = {}
     for language, mining_set in sets.items():
-        contents[language] = mining_set._asdict() | {"gold": sorted(mining_set.gold)}
+        # Sort the gold pairs, because the order of a frozenset differs between processes and would change the digest.
+        content_by_language[language] = mining_set._asdict() | {"gold": sorted(mining_set.gold)}
         matches = _match(mining_set, embedder, output)
+        # Scores would be too high on the half that selects the threshold, so the other half is scored.
         threshold_half, test_half = split_into_halves(mining_set, matches)
         thresholds[language] = choose_threshold(threshold_half)
         scores[language] = score_half(test_half, thresholds[language])
@@ -90,7 +92,7 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
         scores,
         mean_over(scores),
         counts=counts,
-        test_set=manifests.digest(contents),
+        test_set=manifests.digest(content_by_language),
         details={
             "thresholds": thresholds,
             "vector": embedder.spec._asdict() | {"prefix": embedder.encoder.prefix},

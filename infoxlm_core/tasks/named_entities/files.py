@@ -90,7 +90,8 @@ def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train",
 def _read_sentences(path: Path) -> list[Sentence]:
     """Read the sentences of one file. Blank lines separate sentences."""
     sentences: list[Sentence] = []
-    language_prefix: str | None = None  # the same for all words of a file; unknown before the first word
+    # WikiANN writes a prefix such as `en:` before every word of a file. It is unknown before the first word.
+    language_prefix: str | None = None
     words: list[str] = []
     tags: list[str] = []
     for line_number, line in enumerate(_read_lines(path), 1):

@@ -119,6 +119,7 @@ def measure(settings: NamedEntitiesConfig, models: Path, output: Path) -> Scores
     if not test_sets:
         raise InputError(f"{name_data(settings)}: no test sentences. {LAYOUT}")
     predicted_tags: dict[str, list[list[str]]] = {}
+    # Several languages may have the same selected model, which is then loaded only once.
     for directory, tagger, languages in load_selected_models(models, HEAD, test_sets):
         for language in languages:
             sentences = test_sets[language]
@@ -182,7 +183,7 @@ def _tokenise_words(sentences: Sequence[Sentence], directory: Path, max_tokens: 
     except AssertionError as error:  # RoBERTa's tokenizer accepts words only with the option add_prefix_space
         reason = " ".join(str(error).split())
         raise InputError(
-            f"{directory}: its tokenizer refuses words ({reason}). Change tokenizer_config.json."
+            f"{directory}: its tokenizer does not accept separate words ({reason}). Change tokenizer_config.json."
         ) from None
 
 

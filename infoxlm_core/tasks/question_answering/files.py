@@ -129,7 +129,8 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
     Include files with different languages for paragraphs and questions only if `mixed` is true.
 
     Raises:
-        InputError: two files have the same language pair, or no file has one language (or, with `mixed`, two).
+        InputError: two files have the same language pair, no file has paragraphs and questions in the same language, or
+            `mixed` is true and no file has them in different languages.
     """
     path_by_pair: dict[LanguagePair, Path] = {}
     for path in list_files(paths, split):
@@ -141,6 +142,7 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
             )
         if mixed or paragraph_language == question_language:
             path_by_pair[pair] = path
+    # The main scores are those of files in one language. Files in two languages add scores to them.
     num_in_one_language = sum(context == question for context, question in path_by_pair)
     if not num_in_one_language:
         raise InputError(f"{', '.join(paths)}: no file has questions in the language of its paragraphs ({split}).")
@@ -165,7 +167,7 @@ def list_files(paths: Sequence[str], split: Split) -> list[Path]:
             files.append(path)
         else:
             raise InputError(f"{path}: no such file or directory ({split}).")
-    return list(dict.fromkeys(files))
+    return list(dict.fromkeys(files))  # a file may be given by its own path and by its directory
 
 
 def _list_directory(directory: Path, split: Split) -> list[Path]:
@@ -188,8 +190,8 @@ def parse_languages(path: Path) -> LanguagePair:
     """Parse the languages of paragraphs and questions from a file name. The names of SQuAD's own files mean English.
 
     Examples: `test-context-de-question-en.json`, `xquad.de.json`, `tydiqa.goldp.sw.train.json`,
-    `tydiqa-goldp-dev-thai.json`, `train-v1.1.json`. For a translated set, such as `squad.translate.train.en-de.json`,
-    the second language counts.
+    `tydiqa-goldp-dev-thai.json`, `train-v1.1.json`. A translated set, such as `squad.translate.train.en-de.json`, is in
+    the second language.
 
     Raises:
         InputError: the name contains no language.
@@ -227,6 +229,7 @@ def _parse_file(path: Path) -> _File:
     """Parse a file in SQuAD's format. Raise InputError with the first invalid field."""
     try:
         content = user_files.check_readable(path).read_bytes()
+        # Pydantic's JSON parser does not accept a byte order mark.
         return _File.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}).") from None

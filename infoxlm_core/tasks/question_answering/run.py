@@ -39,6 +39,7 @@ def list_test_files(config: AnsweringConfig) -> list[Path]:
 
 def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -> Training:  # noqa: ARG001
     """Read and tokenise the training and development sets."""
+    # Fail now, and not after hours of training, if the normaliser does not support a test language.
     for test_language, _ in files.find_sets(config.test, "test", config.mixed):
         check_language(config.normaliser, test_language)
     window_maker = WindowMaker(config, encoder)
@@ -48,7 +49,7 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
         windows = window_maker.make_windows(question_set)
         spans = [question.span for question in question_set.questions if question.span]
         window_targets = find_targets(windows, spans)
-        num_with_answer = np.count_nonzero(window_targets[:, 1])
+        num_with_answer = np.count_nonzero(window_targets[:, 1])  # the target (0, 0) means no answer
         logger.info("%s: %d windows, %d with an answer", question_set.path, len(window_targets), num_with_answer)
         examples.append(windows.examples)
         targets.append(window_targets)
@@ -84,7 +85,7 @@ def _score_dev(
 
 
 def list_training_languages(config: AnsweringConfig) -> list[str]:
-    """List the languages in the names of the training files. If English is one of the languages, it comes first."""
+    """List the languages in the names of the training files. The first is the source language, English if possible."""
     languages: dict[str, None] = {}  # used as an ordered set
     for path in map(Path, config.train):
         training_files = files.list_files([str(path)], "train") if path.is_dir() else [path]
@@ -183,6 +184,7 @@ def _predict(
     for language in paragraph_languages:
         check_language(config.normaliser, language)
     predictions = {}
+    # Several languages may have the same selected model, which is then loaded only once.
     for directory, reader, model_languages in load_selected_models(models, HEAD, paragraph_languages):
         window_maker = WindowMaker(config, directory)
         for pair, question_set in sets.items():
@@ -194,9 +196,11 @@ def _predict(
 
 
 def _read_test(config: AnsweringConfig, source: str) -> dict[LanguagePair, QuestionSet]:
-    """Read the test sets. With `translated_test`, translations replace the sets of every language but the source.
+    """Read the test sets.
 
-    The key of a translated set is the language pair of its original, but its `languages` are the source language.
+    With `translated_test`, each set in a language other than the source is replaced by its translation into the source.
+    The key of the translated set remains the language pair of the original, for reporting scores by language. Its
+    `languages` are the source language, for selecting the model and the rules that compare answers.
 
     Raises:
         InputError: a file is not usable (see `files.read_sets`), or a language has no translated set.
@@ -242,6 +246,7 @@ def check(config: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG001 - `c
     test_sets = _read_test(config, source)
     dev_sets = files.read_sets(config.dev, "dev") if config.dev else {}
     for question_set in (*dev_sets.values(), *test_sets.values()):
-        check_language(config.normaliser, question_set.languages[0])
+        paragraph_language, _ = question_set.languages
+        check_language(config.normaliser, paragraph_language)
     dev_languages = [paragraph_language for paragraph_language, _ in dev_sets]
     selection.check_dev_languages(config.selection.rule, source, dev_languages)

@@ -79,6 +79,7 @@ def _find_best_pairs(logits: Tensor, n_best: int, max_answer_tokens: int) -> tup
     is_allowed = (lengths >= 1) & (lengths <= max_answer_tokens)
     sums = start_logits[:, :, None] + end_logits[:, None, :]  # (B, K, K)
     sums = sums.masked_fill(~is_allowed, -torch.inf)
+    # A pair is a flat index: the row of its start token times K, plus the column of its end token.
     best_sums, best_pairs = sums.flatten(1).max(dim=1)  # (B,) each
     best_starts = starts.gather(1, best_pairs[:, None] // num_candidates)  # (B, 1)
     best_ends = ends.gather(1, best_pairs[:, None] % num_candidates)  # (B, 1)

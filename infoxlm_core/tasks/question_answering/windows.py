@@ -96,7 +96,7 @@ def cut_into_windows(
             raise InputError(
                 f"question {questions[question_index]!r:.80}: its paragraph has no tokens. Remove the question."
             )
-        # No window starts within the last `stride` tokens, because the previous window contains these tokens.
+        # No window but the first starts within the last `stride` tokens, which the previous window already contains.
         last_start = max(paragraph_start + 1, paragraph_end - stride)
         for start in range(paragraph_start, last_start, room - stride):
             end = min(start + room, paragraph_end)
@@ -158,6 +158,7 @@ def tokenise(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Paragraphs:
     ranges_of_paragraphs: list[np.ndarray] = []
     for start in range(0, len(paragraphs), CHUNK):
         chunk = list(paragraphs[start : start + CHUNK])
+        # `verbose=False` avoids warnings about paragraphs that exceed the model's maximum length.
         encoded = tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         for text, ids, offsets in zip(chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             character_ranges = np.array(offsets, np.int64).reshape(-1, 2)
@@ -175,6 +176,7 @@ def _trim_spaces(text: str, ranges: np.ndarray) -> np.ndarray:
 
     SentencePiece tokens may begin with the space before a word.
     """
+    # UTF-32 has one integer per character, so that array indices are character positions.
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), _SPACES)
     positions = np.arange(len(text) + 1)
     # For every position, find the next character that is not a space, from the end of the text.
@@ -221,6 +223,7 @@ def find_targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarr
     answer_starts = first_tokens[windows.question_indices]  # (N,)
     answer_ends = last_tokens[windows.question_indices]  # (N,)
     window_ends = windows.first_tokens + windows.token_counts
+    # An answer that overlaps no token has its last token before its first.
     is_inside = (windows.first_tokens <= answer_starts) & (answer_ends < window_ends) & (answer_starts <= answer_ends)
     shifts = windows.offsets - windows.first_tokens  # position in the window minus index into `paragraphs`
     positions = np.stack([answer_starts + shifts, answer_ends + shifts], axis=1)

@@ -40,7 +40,7 @@ def read_aligned(directory: Path, pivot: str, requested: str | Iterable[str] = "
     """Read a directory of aligned sentences.
 
     Args:
-        directory: directory in one of the layouts above.
+        directory: directory in one of the layouts that the module's docstring lists.
         pivot: language with which all other languages are aligned.
         requested: languages to read; see `languages.choose_codes`.
 
@@ -183,7 +183,8 @@ def _find_single_files(files: Sequence[Path], pivot: str, directory: Path) -> _S
         paths_by_code[code] = path
     if not paths_by_code:
         return {}
-    pivot_path = paths_by_code[languages.choose_codes(paths_by_code, [pivot], str(directory))[0]]
+    [pivot_code] = languages.choose_codes(paths_by_code, [pivot], str(directory))
+    pivot_path = paths_by_code[pivot_code]
     other_paths = {code: path for code, path in paths_by_code.items() if not _is_same_language(code, pivot)}
     return {code: _SentenceFiles(path, pivot_path) for code, path in other_paths.items()}
 

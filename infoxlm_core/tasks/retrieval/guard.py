@@ -56,7 +56,7 @@ def measure(config: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores
     hits = retrieve(sets, embedder)
     scores = {language: score_directions(hits[language]) for language in sets}
     test_set = manifests.digest(sets)
-    corpus = data if (data / "held_out").is_dir() else None
+    corpus = data if (data / "held_out").is_dir() else None  # the test set may be a prepared corpus
     unreserved_files = unreserved.find_unreserved_files(model, list_test_files(data), corpus)
     return Scores(
         Guard.name,

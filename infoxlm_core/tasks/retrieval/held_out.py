@@ -164,7 +164,7 @@ def tabulate(questions: Questions, nearest_by_vector: Mapping[str, Mapping[str, 
     for vector_name, nearest_by_language in nearest_by_vector.items():
         for language, nearest in nearest_by_language.items():
             question_ids = [digest_question(source) for source, _ in questions.pairs[language]]
-            is_unshared = questions.select_unshared(language).numpy()
+            is_unshared = questions.select_unshared(language).numpy()  # pairs without a common token
             for direction, is_hit in mark_hits(nearest).items():
                 table = tabulate_outcomes(
                     "retrieval", language, question_ids, is_hit.numpy(), vector_name, direction, is_unshared

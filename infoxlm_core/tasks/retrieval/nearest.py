@@ -34,7 +34,7 @@ def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> T
     Args:
         queries: vectors (N, d).
         candidates: vectors (M, d).
-        margin: whether to compare by ratio margin, with neighbours among all queries and candidates, not by cosine.
+        margin: whether to compare by ratio margin, with neighbours among all vectors, instead of cosine.
     """
     candidate_means = _average_nearest_cosines(candidates, queries) if margin else None  # (M,)
     normalised_candidates = _normalise(candidates)
@@ -56,7 +56,7 @@ def find_nearest_in_both_directions(sources: Tensor, targets: Tensor, margin: bo
         targets: vectors (M, d).
         margin: whether to compare by ratio margin instead of cosine.
     """
-    if max(len(sources), len(targets)) > MATRIX_ROWS:
+    if max(len(sources), len(targets)) > MATRIX_ROWS:  # the matrix of all similarities would be too large
         return find_nearest(sources, targets, margin), find_nearest(targets, sources, margin)
     # Using one matrix for both directions halves the time.
     similarities = _normalise(sources) @ _normalise(targets).T  # (N, M)
@@ -86,7 +86,8 @@ def _normalise(vectors: Tensor) -> Tensor:
 def _first_of_best(similarities: Tensor) -> Tensor:
     """Return the first index (N,) of the highest value in each row of similarities (N, M)."""
     lowest_accepted = similarities.amax(dim=1, keepdim=True) - ROUNDING
-    return (similarities >= lowest_accepted).to(torch.uint8).argmax(dim=1)  # argmax returns the first maximum
+    # argmax returns the first maximum, but does not support bool.
+    return (similarities >= lowest_accepted).to(torch.uint8).argmax(dim=1)
 
 
 def _average_highest(cosines: Tensor) -> Tensor:
@@ -117,7 +118,7 @@ def find_nearest_by_spec(
     nearest: dict[VectorSpec, NearestRows] = {}
     for spec, vectors in pivot_vectors.items():
         from_pivot, to_pivot = find_nearest_in_both_directions(vectors, translation_vectors[spec], margin)
-        nearest[spec] = {"from_pivot": from_pivot.cpu(), "to_pivot": to_pivot.cpu()}
+        nearest[spec] = {"from_pivot": from_pivot.cpu(), "to_pivot": to_pivot.cpu()}  # `mark_hits` runs on the CPU
     return nearest
 
 

@@ -108,14 +108,14 @@ class Retrieval(Task[RetrievalConfig]):
 
 
 def _name_evaluation_metrics(scores: Scores, metric_of_direction: Mapping[str, str]) -> dict[str, Any]:
-    """Return an evaluation's metrics by name: means over languages of the served, best and centred vectors."""
+    """Return an evaluation's metrics by name: means over languages of the vectors that `name_metrics` describes."""
     details = scores.details
     metrics: dict[str, Any] = {metric: scores.mean[direction] for direction, metric in metric_of_direction.items()}
     metrics["served"] = scores.mean[BOTH_DIRECTIONS]
-    metrics["no_overlap"] = scores.mean["no_overlap"]
+    metrics["no_overlap"] = scores.mean["no_overlap"]  # on pairs without a common token
     metrics["best"] = details["best"][BOTH_DIRECTIONS]
     metrics["best_layer"] = details["best"]["layer"]
-    metrics["chance"] = details["chance"]
+    metrics["chance"] = details["chance"]  # the accuracy of random answers
     if "centred" in details:
         metrics["centred"] = details["centred"][BOTH_DIRECTIONS]
     return metrics
@@ -124,12 +124,13 @@ def _name_evaluation_metrics(scores: Scores, metric_of_direction: Mapping[str, s
 def _name_suite_metrics(
     details_by_vector: Mapping[str, Mapping[str, Any]], metric_of_direction: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a suite's metrics by name: means over languages of each configured vector.
+    """Return the metrics of a suite (which compares models on test sets) by name: means over languages of each vector.
 
-    The names for all vectors except the first contain the vector.
+    The first configured vector's metrics have no prefix. For all other vectors, the vector is the prefix.
     """
     metrics: dict[str, Any] = {}
     for vector_index, (vector, details) in enumerate(details_by_vector.items()):
+        # MLflow does not accept @ in a metric name.
         prefix = "" if vector_index == 0 else f"{vector.replace('@', '-')}/"
         mean_scores = details["mean"]
         for direction, metric in metric_of_direction.items():
