@@ -16,7 +16,7 @@ OwnerReference = dict[str, Any]
 
 ROLE = "infoxlm-runner"
 SUBMITTER = "ray-job-submitter"
-_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # Kubernetes mounts it into each pod
 _TIMEOUT = (5, 30)  # seconds to connect, seconds to answer
 _LOG_TIMEOUT = (5, 60)  # longer, because training may print nothing for a minute
 _DELETION_TIMEOUT = (5, 10)  # shorter, because a process that is being stopped has little time
@@ -135,6 +135,7 @@ class RayJobs:
     def list_submitters(self, name: str) -> list[Any]:
         """Return the submitter pods of a job, oldest first."""
         with self._translate_errors("list", "pods"):
+            # KubeRay submits a RayJob through a Kubernetes Job of the same name, whose pods have this label.
             pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector=f"job-name={name}", _request_timeout=_TIMEOUT
             )
@@ -144,6 +145,7 @@ class RayJobs:
         """Yield the lines of a submitter's log as they arrive, since `since_seconds` ago or (None) since the start."""
         start = {} if since_seconds is None else {"since_seconds": since_seconds}
         with self._translate_errors("get", "pods/log", ignore_missing=True):
+            # Without `_preload_content=False`, the call would return only when the log ends.
             response = self._core.read_namespaced_pod_log(
                 pod, self.namespace, container=SUBMITTER, follow=True, **start,
                 _preload_content=False, _request_timeout=_LOG_TIMEOUT,
@@ -161,8 +163,7 @@ class RayJobs:
             ray_pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
             )
-            pods = {pod.metadata.name: pod for pod in self.list_submitters(name) + ray_pods.items}
-            return [pod for pod_name, pod in pods.items() if digest in pod_name]
+            return [pod for pod in self.list_submitters(name) + ray_pods.items if digest in pod.metadata.name]
 
     def list_warnings(self, name: str) -> list[Any]:
         """Return the Warning events of a job and its pods, among at most 500 of the namespace."""
@@ -193,7 +194,7 @@ class RayJobs:
         try:
             yield
         except ApiException as error:
-            status = error.status or 0
+            status = error.status or 0  # 0 if there was no HTTP response, for example after a TLS error
             if status == 404 and ignore_missing:
                 return
             if status == 409 and verb == "create":

@@ -47,7 +47,7 @@ _OPERATOR_SECONDS = 300.0  # extra time, so that the operator enforces its own t
 _MAX_DELETION_SECONDS = 600.0  # time after which a deletion counts as stuck
 _DEAD_NODE_SECONDS = 120.0  # a pod that still exists this long after its grace period must be on a dead node
 _RESTART_SECONDS = 30.0  # pause between a failed job and its restart
-_RECREATION_SECONDS = (30.0, 120.0)  # random pause, so that two jobs do not block each other again
+_RECREATION_SECONDS = (30.0, 120.0)  # limits of the random pause after the deletion of a partly scheduled job
 _SAVE_REQUEST_SECONDS = 10.0  # time limit for sending the request to save
 _SHUTDOWN_ATTEMPTS = 3  # few attempts of a call, because a process that is being stopped has only about a second
 _DELETION_RETRY_SECONDS = 1.0  # pause between two attempts to delete a job
@@ -89,7 +89,7 @@ def run(
         and the error that the job stored; a TryAgain only after `cluster.retries` restarts.
     """
     outcome = read_outcome()
-    if outcome and 2 <= int(outcome["code"]) <= 5:  # the error of an earlier attempt is permanent
+    if outcome and 2 <= int(outcome["code"]) <= 5:  # the exit codes of permanent errors: a new job would fail, too
         raise _parse_error(outcome)
     body = manifest.render(name, work, cluster, num_workers, step_environment, version("ray"))
     jobs = api.connect()
@@ -109,6 +109,7 @@ def _find_owner(jobs: RayJobs) -> OwnerReference | None:
     try:
         workflow = jobs.find_workflow()
     except (Unavailable, InputError) as error:
+        # The training matters more than the cleanup. A job without an owner ends itself when no step follows it.
         logger.warning("the workflow of this step was not found (%s): the job will not be deleted with it", error)
         return None
     if workflow is None:
@@ -152,7 +153,7 @@ class _LaunchedJob:
 
     def _run_once(self) -> InfoXLMError | None:
         """Create or find the job, wait for its end, and delete it. Return its error, or None on success."""
-        start_deadline = time.monotonic() + self.cluster.start_seconds
+        start_deadline = time.monotonic() + self.cluster.start_seconds  # also for a job that is created again
         status = None
         while status is None:
             self._create_or_find()
@@ -178,7 +179,8 @@ class _LaunchedJob:
     def _delete_and_wait(self, obstacle: _PartlyScheduled) -> None:
         """Delete a partly scheduled job, and pause before the job is created again.
 
-        Two such jobs would block each other, because each job holds nodes that the other job needs.
+        Two such jobs would block each other, because each job holds nodes that the other job needs. The pause is
+        random, so that one of them starts first.
         """
         self._delete()
         pause_seconds = random.uniform(*_RECREATION_SECONDS)  # noqa: S311 - not a secret
@@ -197,13 +199,16 @@ class _LaunchedJob:
                     return
             elif not job["metadata"].get("deletionTimestamp"):
                 status = job.get("status") or {}
+                # A succeeded job is left over if the previous step died before it could delete the job.
                 if not has_ended(status) or status.get("jobStatus") == "SUCCEEDED":
                     logger.info("following the existing rayjob/%s (%s)", self.name, describe_status(status))
                     return
                 logger.info("rayjob/%s of an earlier attempt is %s: deleting it", self.name, describe_status(status))
                 self._retry(self.jobs.delete, self.name)
             elif waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
-                logger.warning("Pods of rayjob/%s do not end, perhaps on a lost node: not waiting.", self.name)
+                # The pods of a dead node stay until somebody removes the node. They do not disturb the next job, whose
+                # RayCluster gets a new name.
+                logger.warning("pods of rayjob/%s do not end, perhaps because a node is lost: not waiting", self.name)
                 self._retry(self.jobs.delete, self.name, "Background")
                 waits_for_pods = False
             time.sleep(_POLL_SECONDS)
@@ -286,6 +291,7 @@ class _LaunchedJob:
 
     def _check_run_time(self, job: Job, run_seconds: float) -> None:
         """Delete a job that has run too long, and raise ResourcesUnavailable."""
+        # The operator has the same limit, so this is reached only if the operator does not work.
         if run_seconds > self.cluster.run_seconds + _OPERATOR_SECONDS:
             limit = f"ray.run_seconds ({self.cluster.run_seconds} s)"
             self._delete_and_raise_unavailable(job, f"not finished after {limit}")
@@ -299,11 +305,11 @@ class _LaunchedJob:
             _PartlyScheduled: only some pods have a node. Jobs in a queue are exempt, because Kueue admits whole jobs.
         """
         obstacles.check(job)
-        permanent = obstacles.get_permanent()
-        if permanent:
+        permanent_obstacle = obstacles.get_permanent()
+        if permanent_obstacle:
             self._delete()
-            reason = f"cannot start: {permanent.message}"
-            raise InputError(f"rayjob/{self.name} {reason}: the job was deleted; fix this, then run again")
+            reason = f"rayjob/{self.name} cannot start: {permanent_obstacle.message}"
+            raise InputError(f"{reason}: the job was deleted; fix this, then run again")
         if remaining_seconds < 0:
             state = describe_status(job.get("status") or {})
             self._delete_and_raise_unavailable(job, f"no GPUs after {self.cluster.start_seconds} s ({state})")
@@ -324,7 +330,8 @@ class _LaunchedJob:
             error = WorkerLost(f"rayjob/{self.name} ended as {details}: run again to continue")
         if not isinstance(error, WorkerLost):
             return error
-        # A process killed for lack of memory cannot store an error, but Kubernetes reports the cause in its pod.
+        # A process killed for lack of memory cannot store an error, but Kubernetes reports the cause in its pod. If the
+        # pods cannot be read, the original error is still useful.
         with contextlib.suppress(Unavailable, InputError):
             description = find_out_of_memory(self.jobs, self.name)
             if description:
@@ -349,7 +356,7 @@ class _LaunchedJob:
     def _delete_and_raise_unavailable(self, job: Job, reason: str) -> NoReturn:
         """Delete the job and raise ResourcesUnavailable with the reason and the obstacle that Kubernetes reports."""
         obstacle = None
-        with contextlib.suppress(Unavailable, InputError):
+        with contextlib.suppress(Unavailable, InputError):  # the obstacle only makes the message more helpful
             obstacle = find_obstacle(self.jobs, job)
         self._delete()
         if obstacle:
@@ -362,7 +369,7 @@ class _LaunchedJob:
         """Delete the job to release its GPUs. If the deletion fails, log the command for a manual deletion."""
         try:
             _retry_briefly(lambda: self.jobs.delete(self.name), _DELETION_RETRY_SECONDS)
-        except (Unavailable, InputError) as error:
+        except (Unavailable, InputError) as error:  # it must not replace the outcome of the job
             logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", self.name, error, self.name)
 
     def stop(self) -> str:
@@ -374,10 +381,11 @@ class _LaunchedJob:
         try:
             is_needed = _retry_briefly(self._is_needed_by_workflow)
         except Unavailable as error:
-            # The job ends by itself even if no step follows it.
+            # Leave the job, because it ends itself if no step follows it.
             logger.warning("cannot find out whether a run needs rayjob/%s (%s), so it is not deleted", self.name, error)
             return f"rayjob/{self.name} was not deleted, because Kubernetes does not answer: run again to follow it"
         except InputError as error:
+            # Kubernetes refuses to answer, and another attempt would not help. A useless job must not keep its GPUs.
             logger.warning("cannot find out whether a run needs rayjob/%s: %s", self.name, error)
             is_needed = False
         if is_needed:
@@ -405,7 +413,7 @@ class _LaunchedJob:
             Unavailable: Kubernetes does not answer.
             InputError: this process may not read workflows.
         """
-        # The workflow is unknown if Kubernetes did not answer at the start.
+        # If Kubernetes did not answer at the start, the workflow is unknown: ask again.
         workflow = self.owner or self.jobs.find_workflow()
         if workflow is None:
             return False
@@ -414,12 +422,16 @@ class _LaunchedJob:
         job = self.jobs.get(self.name)
         if job is None:
             return False
+        # If another run has created the job, this step has only followed it.
         owner_uids = [reference["uid"] for reference in job["metadata"].get("ownerReferences") or []]
         return bool(owner_uids) and workflow["uid"] not in owner_uids
 
 
 def _retry_briefly(call: Callable[[], T], pause_seconds: float = 0.0) -> T:
-    """Return the result of a call. Make up to `_SHUTDOWN_ATTEMPTS` attempts while Kubernetes does not answer."""
+    """Return the result of a call. Make up to `_SHUTDOWN_ATTEMPTS` attempts while Kubernetes does not answer.
+
+    Without a pause, all attempts may fail within milliseconds, because a restarting API server refuses connections.
+    """
     for _ in range(_SHUTDOWN_ATTEMPTS - 1):
         with contextlib.suppress(Unavailable):
             return call()
@@ -462,7 +474,10 @@ def _parse_error(outcome: dict[str, Any]) -> InfoXLMError:
 
 
 def _raise_stop_requested(*_: object) -> NoReturn:
-    """Handle a signal in the main thread: ignore further signals and raise _StopRequested."""
+    """Handle a signal in the main thread: ignore further signals and raise _StopRequested.
+
+    The exception ends a pause or an API call at once. After a handler that only sets a flag, Python would resume them.
+    """
     for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signal_number, signal.SIG_IGN)  # Kubernetes and Argo may each send a signal
     raise _StopRequested

@@ -51,7 +51,7 @@ class JobLog:
                 logger.warning("the log of rayjob/%s cannot be shown: %s", self._name, error)
                 return
             self._job_ended.wait(_RECONNECT_SECONDS)
-            if self._job_ended.is_set():  # then the wait above returned at once
+            if self._job_ended.is_set():  # from now on, the wait above returns at once, so pause here
                 self._closed.wait(_LAST_RECONNECT_SECONDS)
 
     def _print_newest_log(self) -> bool:
@@ -59,22 +59,22 @@ class JobLog:
         pods = self._jobs.list_submitters(self._name)
         if not pods:
             return False
-        newest_pod = pods[-1]
-        if newest_pod.status.phase == "Pending":
+        newest_pod = pods[-1]  # Kubernetes replaces a failed submitter by a new pod
+        if newest_pod.status.phase == "Pending":  # its container has no log yet
             return False
         pod_name = newest_pod.metadata.name
         has_ended = newest_pod.status.phase in ("Succeeded", "Failed")
         if has_ended and pod_name == self._complete_pod:
             return True
-        since_seconds = None  # print the whole log
-        if pod_name == self._last_pod:  # continue after a broken connection
+        since_seconds = None  # print the whole log of a new submitter
+        if pod_name == self._last_pod:  # the connection broke: go back a little, so that no line is lost
             since_seconds = int(time.monotonic() - self.last_line_time) + _OVERLAP_SECONDS
-        self._complete_pod = ""
+        self._complete_pod = ""  # until the stream below ends without an error
         for line in self._jobs.read_log(pod_name, since_seconds):
             if self._closed.is_set():
                 return False
             self._last_pod = pod_name
             self.last_line_time = time.monotonic()
             print(line, flush=True)
-        self._complete_pod = pod_name  # the stream ended without an error
+        self._complete_pod = pod_name
         return has_ended

@@ -51,6 +51,7 @@ def make_job_name(stem: str, store: str, key: str) -> str:
         key: name of the artifact or of its training run.
     """
     digest = hashlib.sha256(f"{store}/{key}".encode()).hexdigest()[:10]
+    # The prefix is there because a label must begin with a letter.
     readable_name = re.sub(r"[^a-z0-9]+", "-", f"j-{stem}".lower())[:36].strip("-")
     return f"{readable_name}-{digest}"
 
@@ -139,9 +140,11 @@ def _make_environment(
         name = unprefixed_name(variable["name"])
         if name.startswith(_STEP_ONLY_PREFIXES):
             continue
+        # Our value has a prefix if Kubeflow may set the same variable. Kubeflow's value takes precedence, and our login
+        # must not be sent to Kubeflow's MLflow server.
         has_prefix = name != variable["name"]
         if has_prefix and (name in variables or is_login_for_other_server(name, environment)):
-            continue  # Kubeflow's value under the original name takes precedence
+            continue
         copied_value = _copy_value(variable, environment.get(name))
         if copied_value:
             variables[name] = copied_value
@@ -185,7 +188,8 @@ def _make_worker_template(
     worker = _make_ray_template(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
     worker["spec"]["nodeSelector"] = pool.node_selector
     worker["spec"]["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
-    if 0 < cluster.min_workers < num_workers:  # a worker that is evicted must not stop the training
+    if 0 < cluster.min_workers < num_workers:
+        # The other workers continue without an evicted worker, so its `preStop` hook must not ask them to stop.
         del worker["spec"]["containers"][0]["lifecycle"]
     return worker
 
@@ -215,11 +219,13 @@ def _make_ray_template(
     if cluster.priority_class:
         spec["priorityClassName"] = cluster.priority_class
 
+    # Ray keeps its objects in /dev/shm, where a container has only 64 MiB by default.
     shared_memory = shared_memory or resources["limits"]["memory"]
     spec["volumes"].append({"name": "dev-shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}})
     (ray_container,) = spec["containers"]
     ray_container["volumeMounts"].append({"name": "dev-shm", "mountPath": "/dev/shm"})  # noqa: S108 - a volume of the pod
     save_command = ["python", "-m", _JOB_MODULE, "--leave", work, _compute_saving_seconds(cluster)]
+    # If the pod is evicted or its node is drained, the training saves before the pod ends.
     ray_container["lifecycle"] = {"preStop": {"exec": {"command": save_command}}}
     if cluster.environment_from:
         ray_container["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
@@ -231,16 +237,12 @@ def _make_submitter_template(cluster: ClusterConfig) -> Manifest:
     """Return the template of the pod that submits the job and prints its log. The operator adds the command."""
     variables = [{"name": name, "value": (RAY | _CONSTANTS)[name]} for name in _SUBMITTER_VARIABLES]
     spec = _make_restricted_pod(cluster, "ray-job-submitter", _SUBMITTER_RESOURCES, variables)
-    return {"metadata": {"labels": _make_labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}
-
-
-def _make_labels(component: str) -> dict[str, str]:
-    """Return the labels of a pod."""
-    return {
+    labels = {
         "app.kubernetes.io/name": "infoxlm",
-        "app.kubernetes.io/component": component,
+        "app.kubernetes.io/component": "submitter",
         "sidecar.istio.io/inject": "false",  # a sidecar could not reach Istio and violates "restricted"
     }
+    return {"metadata": {"labels": labels}, "spec": {**spec, "restartPolicy": "Never"}}
 
 
 def _make_resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str, str]]:

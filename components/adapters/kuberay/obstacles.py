@@ -41,9 +41,9 @@ class ObstacleWatch:
         self._partly_scheduled_since: float | None = None
 
     def check(self, job: Job) -> None:
-        """Check what keeps a job waiting, and log a new obstacle. Do nothing soon after the last check."""
+        """Find out what keeps a job waiting, and log a new obstacle. Do nothing within `_POLL_SECONDS` of a check."""
         current_time = time.monotonic()
-        if current_time - self._last_check <= _POLL_SECONDS:
+        if current_time - self._last_check <= _POLL_SECONDS:  # a check lists pods and events of the whole namespace
             return
         self._last_check = current_time
         obstacle = self._find_obstacle(job)
@@ -54,7 +54,7 @@ class ObstacleWatch:
         self._consecutive_permanent_checks = self._consecutive_permanent_checks + 1 if is_permanent else 0
         if obstacle is None or not obstacle.is_partly_scheduled:
             self._partly_scheduled_since = None
-        elif self._partly_scheduled_since is None:
+        elif self._partly_scheduled_since is None:  # later checks must not reset the start of this state
             self._partly_scheduled_since = current_time
 
     def _find_obstacle(self, job: Job) -> Obstacle | None:
@@ -90,7 +90,7 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
         image_obstacle = _find_image_obstacle(pod, warnings)
         if image_obstacle:
             return image_obstacle
-    if "violates PodSecurity" in newest_warning:
+    if "violates PodSecurity" in newest_warning:  # Kubernetes does not create such a pod, so only an event tells
         return Obstacle(shorten(newest_warning), is_permanent=True)
 
     status = job.get("status") or {}
@@ -139,8 +139,9 @@ def _explain_unschedulable(pod: Any) -> str:
     """Return why the scheduler finds no node for a pod, or "" if it has found one or has not tried yet."""
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
-            nodes, _, _ = (condition.message or "no node fits").partition(" preemption:")
-            return nodes
+            # The rest of the message explains why no other pod can be preempted. It does not help the user.
+            reason, _, _ = (condition.message or "no node fits").partition(" preemption:")
+            return reason
     return ""
 
 
@@ -157,8 +158,11 @@ def _describe_unschedulable(pods: list[Any], worker_count: int) -> str:
 def _find_image_obstacle(pod: Any, warnings: list[str]) -> Obstacle | None:
     """Return why a pod cannot pull its image, or None if the pod does not wait for an image.
 
-    The obstacle is permanent if the image name is invalid or the registry refuses access. The `warnings` of the job
-    contain the registry's reason.
+    The obstacle is permanent if the image name is invalid or the registry refuses access.
+
+    Args:
+        pod: pod from the Kubernetes API.
+        warnings: messages of the job's Warning events.
     """
     init_containers = pod.status.init_container_statuses or []
     containers = pod.status.container_statuses or []
@@ -167,6 +171,7 @@ def _find_image_obstacle(pod: Any, warnings: list[str]) -> Obstacle | None:
         if not waiting or waiting.reason not in _IMAGE_ERRORS:
             continue
         message = waiting.message or ""
+        # While the kubelet pauses between two attempts, the registry's answer may be only in an earlier event.
         pull_warnings = [warning for warning in warnings if "pull image" in warning]
         is_refused = any(_REGISTRY_REFUSAL.search(text) for text in [message, *pull_warnings])
         description = f"{waiting.reason} in pod {pod.metadata.name}: {message}"
@@ -175,7 +180,10 @@ def _find_image_obstacle(pod: Any, warnings: list[str]) -> Obstacle | None:
 
 
 def _list_messages_since(events: list[Any], creation_time: str) -> list[str]:
-    """Return the messages of events since a job's creation, oldest first. Earlier events concern an earlier job."""
+    """Return the messages of events since a job's creation, oldest first.
+
+    Earlier events concern an earlier job of the same name. An event without a time is kept, because it may be new.
+    """
     start = creation_time[:_TIMESTAMP_LENGTH]
     job_events = [event for event in events if not _read_time(event) or _read_time(event) >= start]
     job_events.sort(key=_read_time)
@@ -184,4 +192,5 @@ def _list_messages_since(events: list[Any], creation_time: str) -> list[str]:
 
 def _read_time(event: Any) -> str:
     """Return the time of an event, such as 2026-01-31T12:00:00, or "" if it has none."""
+    # Events of the newer API, such as the scheduler's, have only `event_time`.
     return str(event.last_timestamp or event.event_time or "").replace(" ", "T")[:_TIMESTAMP_LENGTH]
