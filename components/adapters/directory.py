@@ -26,6 +26,7 @@ class Directory:
         if not path.is_file():
             return None
         with path.open("rb") as file:
+            # Even if another process replaces the file now, this is the version of the content that is read.
             return file.read(), _version(os.fstat(file.fileno()))
 
     def read(self, name: str = "", start: int = 0, length: int | None = None) -> bytes:
@@ -41,9 +42,9 @@ class Directory:
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
         path = self._path(name)
         manifests.make_directory(path.parent)
+        # A file system cannot compare and replace a file in one operation.
         with locks.acquire(path.with_name(f".{path.name}.lock")):
-            existing = self.get(name, quick)
-            existing_version = existing[1] if existing else None
+            _, existing_version = self.get(name, quick) or (b"", None)
             if existing_version != version:
                 return None
             self.put(name, content)
@@ -73,10 +74,10 @@ class Directory:
     def upload(self, path: Path, name: str, sha256: str) -> None:  # noqa: ARG002 - `head` computes it
         final_path = self._path(name)
         final_path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".upload-", dir=final_path.parent) as folder:
-            temporary_path = Path(folder) / "file"
+        with TemporaryDirectory(prefix=".upload-", dir=final_path.parent) as scratch:
+            temporary_path = Path(scratch) / "file"
             shutil.copyfile(path, temporary_path)
-            manifests.sync_file(temporary_path)
+            manifests.sync_file(temporary_path)  # otherwise, a power failure could leave an empty file of this name
             temporary_path.replace(final_path)  # atomic, so that readers never see a partial file
 
     def download(self, name: str, path: Path) -> None:

@@ -55,6 +55,7 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
     content, version = file
     remedy = "the file is not a lease: delete it, then run again"
     state = user_files.parse_json(content, State, url, remedy, DataCorrupt)
+    # Leave out `by`, which older versions do not write.
     return {name: state[name] for name in ("holder", "attempt", "beat")}, version
 
 
@@ -107,7 +108,7 @@ class Lease:
                 message = "took the lease %s from %s: no heartbeat for %.0f s"
                 logger.warning(message, self.url, state["holder"], EXPIRY_SECONDS)
                 break
-            time.sleep(min(1.0, EXPIRY_SECONDS / 10))
+            time.sleep(min(1.0, EXPIRY_SECONDS / 10))  # shorter only in tests
         self._thread.start()
         return self
 
@@ -136,15 +137,18 @@ class Lease:
             except StorageUnavailable:
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(min(1.0, EXPIRY_SECONDS / 10))
+                time.sleep(min(1.0, EXPIRY_SECONDS / 10))  # shorter only in tests
         if self.lost:
             raise Fenced(f"{self.url}: another process has taken the lease, so this process must stop")
 
     def _take(self, dead_state: dict[str, Any] | None = None) -> bool:
-        """Take the lease if it is free, has this process's holder name, or is still in the state of a dead holder.
+        """Try to take the lease. Return whether this process now holds it.
 
-        Returns:
-            whether this process now holds the lease.
+        The lease can be taken if it is free or has this process's holder name. It can also be taken from a dead holder
+        if the file still has the holder's last state.
+
+        Args:
+            dead_state: last state that the dead holder wrote, if any.
         """
         state, version = read(self.url)
         is_available = state["holder"] in ("", self.holder) or state == dead_state
@@ -152,7 +156,7 @@ class Lease:
             return False
         self.attempt = state["attempt"] + 1
         self._version = version
-        return self._write(quick=False)
+        return self._write(quick=False)  # no lease can expire meanwhile, so there is time to retry
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
         """Write the next heartbeat unless another process has changed the file. Return whether the write succeeded.
@@ -172,10 +176,11 @@ class Lease:
             content = json.dumps(state)
             version = self._file.put_if("", content, self._version, quick)
             if version is None:
+                # The file has changed. If the answer to an earlier write was lost, this object itself has changed it.
                 unconfirmed_version = self._find_unconfirmed_version()
                 if unconfirmed_version:
                     version = self._file.put_if("", content, unconfirmed_version, quick)
-            self._version = version or self._version
+            self._version = version or self._version  # an outdated version stays, so that later writes fail, too
             return version is not None
 
     def _find_unconfirmed_version(self) -> str | None:
@@ -187,7 +192,7 @@ class Lease:
         try:
             state = user_files.parse_json(content, State, self.url, "", DataCorrupt)
         except DataCorrupt:
-            return None
+            return None  # this object never writes a damaged file
         return version if state.get("by") == self._writer else None
 
     def _write_heartbeats(self) -> None:
@@ -196,9 +201,9 @@ class Lease:
         while not self._released.wait(min(_POLL_SECONDS, HEARTBEAT_SECONDS)):
             try:
                 if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
-                    if not self.lost and not self._write():
+                    if not self.lost and not self._write():  # `renew` may have lost the lease in another thread
                         self.lost = True
-                    last_heartbeat = time.monotonic()
+                    last_heartbeat = time.monotonic()  # not after an error, so that the next round tries again
             except Exception as error:  # the next heartbeat may succeed; otherwise, `renew` raises an error
                 self._warn("the lease could not be renewed", error)
             if self.lost:

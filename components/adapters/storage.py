@@ -17,7 +17,7 @@ SCHEMES = {
     "": "components.adapters.directory:Directory",
     "s3": "components.adapters.s3.store:S3Store",
 }
-"""Mapping from URI scheme to storage class. Classes are imported on first use."""
+"""Mapping from URI scheme to storage class, as MODULE:CLASS. Classes are imported on first use."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")  # a single letter would be a Windows drive
 
 
@@ -101,8 +101,9 @@ def open(uri: str | Path) -> Store:
     if scheme(uri) not in SCHEMES:
         prefixes = ", ".join(f"{name}://" for name in SCHEMES if name)
         raise InputError(f"{uri}: unknown storage: give a directory, or a URI that begins with {prefixes}")
-    module, _, name = SCHEMES[scheme(uri)].partition(":")
-    return getattr(importlib.import_module(module), name)(str(uri))
+    # The modules of the classes import this module, so they cannot be imported at its top.
+    module, _, class_name = SCHEMES[scheme(uri)].partition(":")
+    return getattr(importlib.import_module(module), class_name)(str(uri))
 
 
 def is_remote(uri: str | Path) -> bool:

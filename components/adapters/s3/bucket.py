@@ -31,6 +31,7 @@ def ensure_bucket(url: str) -> None:
     if not url.startswith("s3://") or not bucket or "/" in bucket:
         raise InputError(f"{url!r} is not a bucket: write s3://NAME")
     with store.open_client(url) as client:
+        # Look first, because S3 may refuse to create a bucket that exists.
         existing_buckets = [description["Name"] for description in client.list_buckets()["Buckets"]]
         if bucket not in existing_buckets:
             client.create_bucket(Bucket=bucket)
@@ -42,7 +43,7 @@ def ensure_bucket(url: str) -> None:
 
 
 def _read_lifecycle_rules(client: Any, bucket: str) -> list[dict[str, Any]]:
-    """Return the lifecycle rules of a bucket, or an empty list if it has none."""
+    """Return the lifecycle rules of a bucket, or an empty list if S3 answers with an error because it has none."""
     from botocore.exceptions import ClientError
 
     try:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 LIMITS = {"attempts": 10, "connect_seconds": 5, "read_seconds": 60}
 QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
 """Limits of calls that must fail sooner than a lease expires (`lease.EXPIRY_SECONDS`)."""
-_READ_ATTEMPTS = 3  # because botocore does not retry when the response body breaks off
+_READ_ATTEMPTS = 3
 _DELETION_BATCH = 1000  # largest number of objects that S3 deletes in one request
 _MISSING = 404  # HTTP status for a missing object
 
@@ -46,10 +46,10 @@ class S3Store:
             response = client.get_object(Bucket=self.bucket, Key=self._key(name))
             size = response["ContentLength"]
             max_size = user_files.MAX_JSON
-            if size > max_size:
+            if size > max_size:  # another program's file at this address must not fill the memory
                 raise InputError(f"{self.uri}/{name} has {size:,} bytes, but at most {max_size:,} are read: remove it")
             return response["Body"].read(), response["ETag"]
-        return None
+        return None  # reached if S3 answers that the file is missing
 
     def read(self, name: str = "", start: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes of a file from the offset `start`, or all following bytes if `length` is None."""
@@ -62,6 +62,7 @@ class S3Store:
             last_byte = "" if length is None else start + length - 1
             request["Range"] = f"bytes={start}-{last_byte}"
         with self._open_client(name) as client:
+            # botocore retries a failed request, but not a response body that breaks off.
             for _ in range(_READ_ATTEMPTS - 1):
                 with contextlib.suppress(BotoCoreError):
                     return client.get_object(**request)["Body"].read()
@@ -92,7 +93,7 @@ class S3Store:
     def delete(self, *names: str) -> None:
         """Delete files. Ignore missing files."""
         if len(names) == 1:
-            with self._open_client(names[0]) as client:
+            with self._open_client(names[0]) as client:  # its error messages name the file
                 client.delete_object(Bucket=self.bucket, Key=self._key(names[0]))
             return
         with self._open_client() as client:
@@ -129,6 +130,7 @@ class S3Store:
     def directories(self) -> list[str]:
         """Return the names of the directories directly below the URI, sorted."""
         names = []
+        # S3 has no directories. With a delimiter, it lists the beginnings that several keys share.
         for common_prefix in self._list_all("list_objects_v2", "CommonPrefixes", Delimiter="/"):
             _, _, name = common_prefix["Prefix"].rstrip("/").rpartition("/")
             names.append(name)
@@ -270,6 +272,7 @@ def _get_client(aws_variables: tuple[tuple[str, str], ...], quick: bool) -> Any:
         read_timeout=limits["read_seconds"],
         s3=s3_settings,
     )
+    # boto3 itself ignores AWS_REGION.
     region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or "us-east-1"
     return boto3.Session().client("s3", config=config, region_name=region)
 
@@ -287,7 +290,7 @@ def _ignore_statuses(*statuses: int) -> Iterator[None]:
 
 
 def _read_status(error: Any) -> int:
-    """Return the HTTP status of an S3 error, or 500 if the error has none."""
+    """Return the HTTP status of an S3 error. If the error has none, return 500, which counts as temporary."""
     return error.response["ResponseMetadata"].get("HTTPStatusCode", 500)
 
 
