@@ -33,7 +33,7 @@ def start_workers(count: int) -> Iterator[ParallelMap | None]:
         return
     import ray
 
-    from components.adapters.ray import train
+    from components.adapters.ray import train  # imports torch, which the workers do not need
 
     with train.use_ray(count):
         if os.environ.get("RAY_ADDRESS"):
@@ -49,9 +49,10 @@ def _map_with_ray_tasks(function: ItemFunction, items: Iterable[Any], max_pendin
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    from components.adapters.ray import train
+    from components.adapters.ray import train  # imports torch, which the workers do not need
 
     shared_function = ray.put(function)  # each node receives the function only once
+    # SPREAD uses all nodes from the start. Ray's default fills some of them first.
     remote_task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_apply)
     try:
         futures = (remote_task.remote(shared_function, item).future() for item in items)
@@ -65,5 +66,5 @@ def _map_with_ray_tasks(function: ItemFunction, items: Iterable[Any], max_pendin
 
 
 def _apply(function: ItemFunction, item: Any) -> Any:
-    """Call a function in a Ray worker."""
+    """Call a function in a Ray worker. Ray replaces the reference `shared_function` by the function itself."""
     return function(item)

@@ -51,7 +51,7 @@ def launch_training(
         InputError: torch cannot use the GPUs.
         and any error that `train` raises.
     """
-    os.environ.update({**environment.RAY, **os.environ})
+    os.environ.update({**environment.RAY, **os.environ})  # the user's own values win
     import ray
     from ray.train.v2.api.exceptions import TrainingFailedError
 
@@ -100,7 +100,7 @@ def to_infoxlm_error(error: Exception, subject: str) -> InfoXLMError:
         error: Ray's error, whose message may have thousands of characters.
         subject: name of the failed object, with which the new message begins.
     """
-    text = f"{error} {last_cause(error)}"
+    text = f"{error} {last_cause(error)}"  # why a worker was killed is only in the text
     if "running low on memory" not in text:
         return WorkerLost(f"{subject}: {type(error).__name__}: {shorten(str(error))}: run again to continue")
     match = re.search(r"was ([\d.]+GB) used / ([\d.]+GB) limit", text)
@@ -127,6 +127,8 @@ class _Training:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
+        # Without the other two limits, Ray would restart any number of times after preemptions, which it counts
+        # separately, and after failures of its controller.
         failure_config = FailureConfig(
             max_failures=max_failures, max_preemption_failures=max_failures, controller_failure_limit=5
         )
@@ -155,7 +157,7 @@ class _Training:
         current_workers = num_workers
         for _ in range(_MAX_FAILURES):
             try:
-                return self.fit(current_workers, max_failures=0)
+                return self.fit(current_workers, max_failures=0)  # Ray itself would restart the same number of workers
             except TrainingFailedError as error:
                 logger.warning("a worker was lost (%s)", shorten(str(error)))
                 current_workers = _count_available_workers(num_workers, min_workers, resource)
@@ -197,7 +199,8 @@ def _create_private_token() -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # mode 0600
         file.write(secrets.token_hex(32))
         file.flush()
-        with contextlib.suppress(FileExistsError):  # keep an existing token; another process may use it
+        # A hard link never shows a partial token. An existing token is kept, because another process may use it.
+        with contextlib.suppress(FileExistsError):
             os.link(file.name, path)
     path.chmod(0o600)
 
@@ -208,7 +211,7 @@ def start_ray(num_workers: int) -> None:
 
     local_cluster: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
-        num_cpus = max(num_workers + 1, os.cpu_count() or 1)
+        num_cpus = max(num_workers + 1, os.cpu_count() or 1)  # Ray only counts cores, so they need not exist
         local_cluster = {"address": "local", "num_cpus": num_cpus}  # never joins another process's cluster
         _create_private_token()
     for attempt in range(1, _START_ATTEMPTS + 1):
@@ -221,7 +224,7 @@ def start_ray(num_workers: int) -> None:
             )
             return
         except Exception as error:
-            ray.shutdown()
+            ray.shutdown()  # end the processes that have started, so that the next attempt starts from nothing
             if attempt == _START_ATTEMPTS:
                 raise WorkerLost(f"Ray did not start in {_START_ATTEMPTS} attempts ({error}): run again") from error
             logger.warning("Ray did not start (%s), trying again", error)

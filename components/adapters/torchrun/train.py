@@ -57,7 +57,7 @@ def launch_training(
             rank, failure = error.get_first_failure()
             reason = f"worker {rank} ended with exit code {failure.exitcode}"
             raise WorkerLost(f"{run}: {reason}, even after {MAX_RESTARTS} restarts: run again to continue") from error
-    return workers.get_figures_or_raise(outcomes[0])
+    return workers.get_figures_or_raise(outcomes[0])  # `outcomes` is indexed by rank
 
 
 def _make_launch_config(num_workers: int, run_id: str, log_directory: str) -> "LaunchConfig":
@@ -74,7 +74,9 @@ def _make_launch_config(num_workers: int, run_id: str, log_directory: str) -> "L
         rdzv_endpoint="localhost:0",  # any free port
         local_addr="127.0.0.1",
         max_restarts=MAX_RESTARTS,
-        signals_to_handle="SIGHUP,SIGQUIT",  # the training handles all other signals, because it saves first
+        # On these signals, the agent ends the workers at once. Unlike torch's default, the list has neither SIGTERM nor
+        # SIGINT, because the training first saves.
+        signals_to_handle="SIGHUP,SIGQUIT",
         logs_specs=DefaultLogsSpecs(log_dir=log_directory),
     )
 
