@@ -80,7 +80,7 @@ def _check_server_answers(uri: str) -> None:
     import requests
 
     health_url = f"{uri.rstrip('/')}/health"
-    try:
+    try:  # any answer is enough, even an error or a redirect
         requests.get(health_url, timeout=_ANSWER_SECONDS, allow_redirects=False, stream=True).close()
     except requests.Timeout:
         raise StorageUnavailable(
@@ -88,7 +88,7 @@ def _check_server_answers(uri: str) -> None:
             "check the server, then run again"
         ) from None
     except requests.RequestException:
-        return
+        return  # MLflow will report this error itself
 
 
 def connect(store: Path) -> "MlflowClient":
@@ -97,7 +97,7 @@ def connect(store: Path) -> "MlflowClient":
     Raises:
         InputError, StorageUnavailable: see `check_uri` and `translate_errors`.
     """
-    os.environ.update(environment.MLFLOW)
+    os.environ.update(environment.MLFLOW)  # before the import, because some libraries read the variables only then
     uri = tracking_uri(store)
     check_uri(uri)
     import mlflow
@@ -124,6 +124,8 @@ def connect(store: Path) -> "MlflowClient":
 def connect_existing(store: Path) -> "MlflowClient":
     """Call `connect`, but refuse a store without a database, because the store's name is probably mistyped.
 
+    `connect` would create a database there, without runs or models.
+
     Raises:
         InputError: the database does not exist.
         InputError, StorageUnavailable: see `connect`.
@@ -145,12 +147,11 @@ def artifact_root() -> str:
 def check_location(location: str) -> None:
     """Raise InputError if an artifact location is not below `artifact_root`, for example after the store was moved.
 
-    Other locations must not be read, because an MLflow user can set the location of an experiment or a model to any
-    path.
+    Files at other locations are not trusted: whoever creates an experiment or a model in MLflow chooses its location.
     """
     root = artifact_root()
     is_below_root = location == root or location.startswith(root.rstrip("/") + "/")
-    if is_below_root and ".." not in location:
+    if is_below_root and ".." not in location:  # ROOT/../… is not below the root, although it begins with it
         return
     remedy = "use another experiment"
     was_store_moved = root.startswith("file:") and location.startswith("file:") and f"/{ARTIFACTS}" in location

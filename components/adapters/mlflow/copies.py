@@ -143,4 +143,4 @@ def _make_candidate(client: "MlflowClient", name: str, digest: str, origin: str)
         client.set_model_version_tag(name, version.version, ORIGIN, origin)
     client.set_registered_model_alias(name, CANDIDATE, version.version)
     logger.info("copied %s to %s version %s", origin, name, version.version)
-    return client.get_model_version(name, version.version)
+    return client.get_model_version(name, version.version)  # with the new tags

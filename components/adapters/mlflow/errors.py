@@ -32,6 +32,7 @@ def translate_errors(
         raise
     except Exception as error:
         status = error.get_http_status_code() if isinstance(error, MlflowException) else 0
+        # The database comes before the server, because MLflow gives errors of a local database an HTTP status, too.
         translated = (
             user_files.translate_error(error, subject)
             or _translate_database_error(error, subject, status)
@@ -64,7 +65,7 @@ def _translate_database_error(error: Exception, subject: str, status: int) -> In
         return InputError(f"{subject}: the tables were created by another version of MLflow ({reason}): {remedy}")
     is_sqlalchemy_error = type(error).__module__.startswith("sqlalchemy")
     uses_file = os.environ.get("MLFLOW_TRACKING_URI", "").startswith("sqlite")
-    is_wrapped_by_mlflow = uses_file and status >= 500
+    is_wrapped_by_mlflow = uses_file and status >= 500  # without a server, only the database can fail like this
     if not is_sqlalchemy_error and not is_wrapped_by_mlflow:
         return None
     if "locked" in str(error):

@@ -87,7 +87,7 @@ def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) ->
             tags = {**encoder.tags, **score_tags, "digest": encoder.digest}
             model_versions.create_version(client, name, source, encoder.run_id, tags)
         version = model_versions.keep_oldest(client, name, encoder.digest)
-        if GATE not in version.tags:
+        if GATE not in version.tags:  # the tag is set last, so an earlier call has not finished the registration
             client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)
         return _read_registration(client, name, version.version)
@@ -130,6 +130,7 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
         signing.sign(files / model_versions.MODEL, files / signing.FILE)
         (files / model_versions.EVALUATION).mkdir()
         for name in ("scores.json", evidence.FILE):
+            # A file may be missing. Without the answers, the gate cannot compare the version with others.
             if (evaluation / name).exists():
                 shutil.copy(evaluation / name, files / model_versions.EVALUATION)
         return model_versions.upload(client, run_id, logged_model, files)
@@ -154,7 +155,7 @@ def _save_encoder(encoder_dir: Path, files: Path, description: "MlflowModel", ca
         signature=mlflow.models.infer_signature([sentence], [output]),
         pip_requirements=requirements,
     )
-    shutil.rmtree(files / model_versions.MODEL)
+    shutil.rmtree(files / model_versions.MODEL)  # `log_model` puts the encoder's own directory there
 
 
 def _run_example(encoder_dir: Path) -> tuple[Any, str, Any]:
@@ -188,7 +189,7 @@ def _write_export(encoder_dir: Path, files: Path) -> None:
     try:
         export(encoder_dir, "encoder", ExportSettings([SENTENCE_TRANSFORMERS]), directory)
     except InputError as error:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)  # `check_files` would refuse an incomplete export
         logger.warning("the version has no directory %s: %s", model_versions.EXPORT, error)
         return
     signing.sign(directory, files / model_versions.EXPORT_SIGNATURE)
@@ -232,16 +233,16 @@ def copy_to_store(source: str, store: Path) -> Path:
     model = load_encoder(source, store)
     digest = manifests.digest_files(model)  # covers all files, because models may differ only in their tokenizer
     short_digest = digest.removeprefix("sha256:")[:16]
-    copy = store.resolve() / "models" / f"registry-{short_digest}"
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
-        if copy.is_dir() and manifests.digest_files(copy) != digest:
-            copy.rename(Path(scratch) / "damaged")
-        if not copy.is_dir():
+    target = store.resolve() / "models" / f"registry-{short_digest}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
+        if target.is_dir() and manifests.digest_files(target) != digest:
+            target.rename(Path(scratch) / "damaged")  # unlike a deletion, this takes effect at once
+        if not target.is_dir():
             temporary_copy = Path(scratch) / "copy"
             shutil.copytree(model, temporary_copy)
-            manifests.move_into_place(temporary_copy, copy)  # other processes never see a partial copy
-    return copy
+            manifests.move_into_place(temporary_copy, target)  # other processes never see a partial copy
+    return target
 
 
 def read_registration(uri: str, store: Path) -> Registration:
@@ -264,6 +265,7 @@ def read_registration(uri: str, store: Path) -> Registration:
 def _read_registration(client: "MlflowClient", name: str, version: str) -> Registration:
     """Read a version's aliases and gate verdict from the registry."""
     model_aliases = client.get_registered_model(name).aliases
+    # MLflow returns version numbers as int from a database, and as str from a server.
     version_aliases = sorted(alias for alias, number in model_aliases.items() if int(number) == int(version))
     reason = client.get_model_version(name, version).tags[GATE]
     return Registration(int(version), tuple(version_aliases), CHAMPION in version_aliases, reason)

@@ -71,8 +71,9 @@ def find_version(client: "MlflowClient", uri: str) -> "ModelVersion":
     if not match:
         raise InputError(f"{uri!r}: give models:/NAME@ALIAS or models:/NAME/VERSION")
     with translate_errors(uri):
-        number = match["version"] or client.get_model_version_by_alias(match["name"], match["alias"]).version
-        return client.get_model_version(match["name"], number)
+        if match["version"]:
+            return client.get_model_version(match["name"], match["version"])
+        return client.get_model_version_by_alias(match["name"], match["alias"])
 
 
 def read_digest(version: "ModelVersion") -> str:
@@ -83,7 +84,8 @@ def read_digest(version: "ModelVersion") -> str:
     """
     digest = version.tags.get("digest")
     if not digest:
-        raise InputError(f"{version.name} version {version.version} has no tag digest: give a version from `register`")
+        name = f"{version.name} version {version.version}"
+        raise InputError(f"{name} has no tag digest: choose a version that `register` has created")
     return str(digest)
 
 
@@ -122,6 +124,7 @@ def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
             for version in mlflow.search_model_versions(filter_string=f"name = {connection.quote(model.name)}"):
                 if aliases and str(version.version) not in selected_versions:
                     continue
+                # Tags that name no artifact do no harm, because their values match no key.
                 for tag_value in version.tags.values():
                     _, _, key = str(tag_value).rpartition("/")  # a tag names an artifact as kind/key or by its digest
                     source_artifacts.add(key)
@@ -185,7 +188,7 @@ def download_encoder(client: "MlflowClient", version: "ModelVersion", target: Pa
 
 
 def _list_files(client: "MlflowClient", version: "ModelVersion", directory: str = "") -> set[str]:
-    """List everything below a version's directory. Return an empty set if the directory does not exist."""
+    """Return the names in a directory of a version's files. The directory need not exist."""
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
@@ -195,11 +198,11 @@ def _list_files(client: "MlflowClient", version: "ModelVersion", directory: str 
 
 
 def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: bool = False) -> evidence.Outcomes | None:
-    """Return which questions a model answered correctly, or None if the version has no answers of this model.
+    """Return which questions a model answered correctly, or None if the version does not have the model's answers.
 
     Args:
         client: registry client.
-        version: registered version, with the answers from its evaluation.
+        version: registered version. Its evaluation file may also have the answers of the model it started from.
         of_start: whether to read the answers of the model that the version's training started from.
     """
     if evidence.FILE not in _list_files(client, version, EVALUATION):
@@ -241,7 +244,7 @@ def check_files(files: Path, version: "ModelVersion") -> None:
         kind = "translator" if directories.is_translator(model) else "encoder"
         digest = manifests.load_verified(model, kind, producer="the registration of another version")["digest"]
         registered_digest = version.tags.get("digest", "nothing")
-        if digest != registered_digest:
+        if digest != registered_digest:  # the message shows "sha256:" and 12 digits of each
             raise DataCorrupt(
                 f"{name} contains {digest[:19]}…, but was registered as {registered_digest[:19]}…: use another version"
             )

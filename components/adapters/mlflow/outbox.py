@@ -76,7 +76,7 @@ class MlflowTracker:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout)
-        self._restore_environment()
+        self._restore_environment()  # the rest of the process needs MLflow's usual retries
         missing_count = self._outbox.count_missing()
         if missing_count:
             path = self._file.path
@@ -101,7 +101,7 @@ class MlflowTracker:
             if is_closing and (is_shipped or time.monotonic() > self._deadline):
                 return
             if is_closing:
-                time.sleep(1)
+                time.sleep(1)  # waiting for `_closing`, which is set, would return at once
             else:
                 pause = 2**failure_count  # even without failures, a pause of 1 s lets several steps share a request
                 self._closing.wait(min(pause, _MAX_PAUSE_SECONDS))
@@ -144,14 +144,14 @@ class _Outbox:
 
     def ship_and_truncate(self, file: FileTracker, step: int) -> None:
         """Try to ship all lines. Then delete the file's lines after a step."""
-        with self._lock:
+        with self._lock:  # the background thread must not read the file during the truncation
             try:
                 self._ship_new_lines()
             except Exception as error:  # MLflow errors must not stop the training
                 lost_count = self.count_missing()
                 logger.warning("cannot send metrics to MLflow (%s): %d lines are lost", one_line(error), lost_count)
             file.resume(step)
-            self._shipped_bytes = min(self._shipped_bytes, self.path.stat().st_size)
+            self._shipped_bytes = min(self._shipped_bytes, self.path.stat().st_size)  # shipped lines may be deleted
 
     def ship(self) -> None:
         """Ship all complete new lines of the file. After an error, the next call ships the same lines again."""
@@ -166,7 +166,8 @@ class _Outbox:
             return
         client = MlflowClient(self._server)
         run = client.get_run(self.run_id)
-        if self._last_steps is None:  # read the last steps from the run, because histories need a request per metric
+        if self._last_steps is None:
+            # `run.data.metrics` has no steps, and `get_metric_history` needs a request for each metric.
             self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
         metrics: list[Any] = []
         position = self._shipped_bytes

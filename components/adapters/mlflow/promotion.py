@@ -89,8 +89,8 @@ def promote_model(
             store=store,
         )
         with translate_errors(model), model_versions.checked_download(client, version) as files:
-            arguments = (version_copy, files, gate, manual_reason)
-            promotion = copies.run_on_server(model_on_server["uri"], _promote_copy, *arguments)
+            server = model_on_server["uri"]
+            promotion = copies.run_on_server(server, _promote_copy, version_copy, files, gate, manual_reason)
     else:
         if ":" in target or "/" in target:
             raise InputError(f"{target!r}: give the NAME of a registered model, or https://HOST/NAME on another server")
@@ -98,7 +98,7 @@ def promote_model(
             version = copies.copy_within_server(client, version, target)
         verdict = promote(client, version, gate, manual_reason)
         promotion = Promotion(version.name, int(version.version), verdict)
-    if not promotion.verdict.passed:
+    if not promotion.verdict.passed:  # then the reason begins with "candidate"
         raise NotPromoted(f"models:/{promotion.name}/{promotion.version} stays {promotion.verdict.reason}")
     return promotion
 
@@ -148,7 +148,7 @@ def promote(
                 _make_champion(client, version, verdict, champion)
             else:
                 record_decision(client, version, "refused", verdict, champion)
-        client.set_model_version_tag(name, number, GATE, verdict.reason)
+        client.set_model_version_tag(name, number, GATE, verdict.reason)  # last: `register` skips such versions
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
 
@@ -169,8 +169,8 @@ def compare(
 
     Args:
         client: registry client.
-        version: the candidate. If its tag `against` is `start`, it must also be better than the model its training
-            started from.
+        version: the candidate. If its tag `against` is `start`, it must also be better than the model from which its
+            training started.
         champion: version number of the champion, if any.
         gate: mapping from metric name to least gain.
     """
@@ -180,6 +180,7 @@ def compare(
     start = None
     if version.tags.get(AGAINST) == "start":
         read_outcomes = functools.partial(model_versions.read_outcomes, client, version, of_start=True)
+        # The evaluation of the candidate has also tested its start, on the same questions.
         start = Contender("its start", {"test_set": version.tags.get("test_set", "")}, read_outcomes)
     return decide(_make_contender(client, version), current_champion, gate, start)
 
@@ -197,7 +198,7 @@ def _check_files(client: "MlflowClient", version: "ModelVersion") -> None:
 
 
 def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
-    """Make the previous champion the champion again. Return its version number.
+    """Make the previous champion, the version that users got before, the champion again. Return its version number.
 
     A second call changes nothing: a champion that a rollback has restored stays champion.
 
@@ -218,6 +219,7 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
             raise InputError(f"{name} version {champion} did not replace another version: promote a version instead")
         restored_version = client.get_model_version(name, previous)
         _check_files(client, restored_version)
+        # Record the decisions before the alias moves, so that another call can finish an interrupted rollback.
         replaced_verdict = Verdict(False, f"rolled back to version {previous}: {reason}")
         _record_rollback(client, replaced_version, "rolled back", replaced_verdict)
         restored_verdict = Verdict(True, f"champion again after version {champion}: {reason}")
@@ -246,6 +248,7 @@ def record_decision(
         previous: version number of the champion before the decision, if any.
     """
     timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    # The tag has only the last decision on a version. The run keeps a file for each decision.
     decision: dict[str, Any] = {
         "what": action,
         "model": version.name,
@@ -260,7 +263,7 @@ def record_decision(
         registered_tags = {key: value for key, value in version.tags.items() if key not in (DECISION, GATE)}
         file_name = f"{timestamp.replace(':', '')}-{action.replace(' ', '-')}-version-{version.version}.json"
         client.log_dict(version.run_id, decision | {"registered": registered_tags}, f"promotion/{file_name}")
-    if action == "promoted" and previous:
+    if action == "promoted" and previous:  # `roll_back` restores this version
         client.set_model_version_tag(version.name, version.version, PREVIOUS, previous)
     tag_value = json.dumps(decision, ensure_ascii=False)
     client.set_model_version_tag(version.name, version.version, DECISION, tag_value)

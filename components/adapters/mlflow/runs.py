@@ -49,6 +49,7 @@ def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> s
             client.update_run(run_id, status="RUNNING")
         for tag in {FAILED_STAGE, ERROR} & run.data.tags.keys():  # the previous attempt has set these tags
             client.delete_tag(run_id, tag)
+        # If the plugin has created the run, the run does not have these tags yet.
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     return run_id
 
@@ -76,7 +77,7 @@ def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
 
 
 def find_outermost_run(client: "MlflowClient", run_id: str) -> str:
-    """Return the id of the outermost run that contains a run, or the run's own id. Loop tasks are three levels deep."""
+    """Return the id of the outermost run that contains a run, or the run's own id. A KFP loop nests its runs deeper."""
     while True:
         parent = client.get_run(run_id).data.tags.get(PARENT)
         if not parent:
@@ -91,6 +92,7 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
     if existing_id:
         return existing_id
     created_id = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
+    # MLflow does not refuse a second run with the same tag, so search again.
     oldest_id = _find_oldest_run(client, experiment_id, tags[RUN_TAG])
     if not oldest_id:
         raise StorageUnavailable("MLflow does not list the run that was just created: check the server, then run again")
@@ -129,7 +131,7 @@ def _find_or_create_experiment(client: "MlflowClient", name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment:
         return experiment.experiment_id
-    location = artifact_root()
+    location = artifact_root()  # a server chooses the location itself
     with ignore_error("RESOURCE_ALREADY_EXISTS"):
         return client.create_experiment(name, location if location.startswith("file:") else None)
     return _find_or_create_experiment(client, name)  # another stage has created the experiment meanwhile

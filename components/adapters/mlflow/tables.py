@@ -20,9 +20,10 @@ def upgrade(url: str) -> None:
     from mlflow.store.db.utils import create_sqlalchemy_engine_with_retry
 
     engine = create_sqlalchemy_engine_with_retry(url)
-    # PostgreSQL releases the lock when the connection is closed.
+    # PostgreSQL releases the lock when the connection is closed. AUTOCOMMIT leaves no transaction open meanwhile.
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": LOCK})
+        # In standalone mode, a click command ends the process.
         upgrade_runs.main([url], standalone_mode=False)
         upgrade_accounts.main(["--url", url], standalone_mode=False)
     engine.dispose()

@@ -118,7 +118,7 @@ class MlflowRun:
         for dataset in datasets:
             mlflow_dataset = entities.Dataset(
                 name=dataset.name,
-                digest=dataset.digest[:MAX_DATASET_DIGEST_SIZE],
+                digest=dataset.digest[:MAX_DATASET_DIGEST_SIZE],  # MLflow refuses longer digests
                 source_type="s3" if source.startswith("s3:") else "local",
                 source=json.dumps({"uri": source}),
                 profile=json.dumps({"languages": dataset.languages, **dataset.lines}),
@@ -148,7 +148,9 @@ class MlflowRun:
         return trial_runs.read_trials(self.id)
 
     def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
-        """End the run. Skip this for the run MLFLOW_RUN_ID and its outermost run, because KFP's plugin ends them.
+        """End the run, unless KFP's MLflow plugin ends it.
+
+        The plugin ends the run whose id is in MLFLOW_RUN_ID, and the outermost run that contains it.
 
         Args:
             status: FINISHED, FAILED or KILLED.

@@ -45,7 +45,10 @@ class TrialRun(NamedTuple):
             return read_scores(scores_file)
 
     def read_outcomes(self) -> Outcomes | None:
-        """Return which questions an ablation's trial answered correctly, or None if its evaluation is not stored."""
+        """Return which questions an ablation's trial answered correctly, or None if its evaluation is not stored.
+
+        Outcomes also name the pivot, the language that every translation pair contains.
+        """
         from mlflow import MlflowClient
 
         answers_path = f"{EVALUATION}/{evidence.FILE}"
@@ -55,6 +58,7 @@ class TrialRun(NamedTuple):
             return None
         with self._downloaded(answers_path, f"{EVALUATION}/scores.json") as (answers_file, scores_file):
             scores = evidence.read_scores(scores_file.parent)
+            # The file may also have the answers of the model that the training started from.
             return Outcomes(evidence.read(answers_file, scores["model"]), scores["pivot"])
 
     def read_json(self, path: str) -> dict[str, Any]:
@@ -64,9 +68,9 @@ class TrialRun(NamedTuple):
 
     @contextmanager
     def _downloaded(self, *paths: str) -> Iterator[list[Path]]:
-        """Download artifacts of the trial's run into a temporary directory, and yield the paths of the local files.
+        """Download artifacts of the trial's run to a temporary directory, and yield their local paths.
 
-        MLflow's returned paths are used, because they may differ from the paths in the run.
+        The local paths come from MLflow, because they may differ from the paths in the run.
         """
         from mlflow import MlflowClient
 
@@ -89,11 +93,12 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
 
     client = MlflowClient()
     with translate_errors(f"MLflow run of {trial.name}"):
+        # `read_trials` finds the trials of a sweep by their outermost run, whatever task has opened them.
         run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: runs.find_outermost_run(client, parent)}
         tags = _make_trial_tags(trial) | run_tags
         experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
         run_id = runs.find_or_create(client, experiment, trial.name, tags)
-        client.update_run(run_id, status="RUNNING")
+        client.update_run(run_id, status="RUNNING")  # an earlier attempt may have ended the run
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     return run_id
 
@@ -163,10 +168,10 @@ def find_ablation(ablation: str, store: Path) -> str:
         variant_filter = "tags.variant LIKE '%'"  # only an ablation's trials have the tag `variant`
         newest_first = ["start_time DESC", "run_id ASC"]
         trials = client.search_runs(experiments, variant_filter, max_results=_MAX_RUNS, order_by=newest_first)
-        names_by_id: dict[str, str] = {}  # the first ablation has the newest trial
+        names_by_id: dict[str, str] = {}  # in the order of their newest trials
         for trial in trials:
             parent = trial.data.tags.get(PARENT)
-            if parent is not None and parent not in names_by_id:
+            if parent is not None and parent not in names_by_id:  # `read_name` needs several requests
                 names_by_id[parent] = read_name(parent)
     if not names_by_id:
         raise InputError(f"{connection.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")

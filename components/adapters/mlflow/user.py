@@ -47,7 +47,7 @@ def create_user(server: str, user: str, password: str) -> None:
     with translate_errors(f"{server}: user {user}", _ADMIN):
         with ignore_error("RESOURCE_ALREADY_EXISTS"):
             client.create_user(user, password)
-            return
+            return  # otherwise, the user exists: only the password is replaced
         client.update_user_password(user, password)
 
 
@@ -81,7 +81,8 @@ def grant_access(server: str, user: str, experiment: str, model: str, access: st
         _grant(server, user, "experiment", experiment_id, experiment_permission)
         _grant(server, user, "registered_model", model, model_permission)
         if experiment_permission == "EDIT" and experiment_id == "*":
-            # If two stages create a pipeline run's MLflow run at the same time, one of the stages deletes its run.
+            # Two stages may create a pipeline run's MLflow run at the same time. One of them then deletes its own run,
+            # for which MLflow demands MANAGE.
             _grant(server, user, "run", "*", "MANAGE")
 
 
@@ -96,7 +97,7 @@ def _find_experiment(registry: "MlflowClient", server: str, name: str) -> str:
 
 
 def _grant(server: str, user: str, kind: str, resource: str, permission: str) -> None:
-    """Replace a user's permission on a resource."""
+    """Replace a user's permission on a resource. MLflow refuses a second permission on the same resource."""
     client = _make_client(server)
     with ignore_error("RESOURCE_DOES_NOT_EXIST"):
         if client.get_user_permission(user, kind, resource).permission == permission:
