@@ -84,6 +84,7 @@ class RayJobs:
             return None
         with self._translate_errors("get", "pods", ignore_missing=True):
             pod = self._core.read_namespaced_pod(pod_name, self.namespace, _request_timeout=_TIMEOUT)
+            # Kubernetes allows an object at most one controller.
             controllers = [owner for owner in pod.metadata.owner_references or [] if owner.controller]
             if controllers:
                 workflow = controllers[0]

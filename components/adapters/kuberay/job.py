@@ -70,11 +70,11 @@ def run(
     ask_to_stop: Callable[[], None],
     read_outcome: Callable[[], dict[str, Any] | None],
 ) -> None:
-    """Run work on the cluster as a RayJob. Return when the job has succeeded.
+    """Build an artifact on the cluster as a RayJob. Return when the job has succeeded.
 
     Args:
         name: name of the job, from `manifest.make_job_name`.
-        work: URL of the work, the only argument of `python -m components.platform.job`.
+        work: URL of the build spec, the only argument of `python -m components.platform.job`.
         cluster: settings of the cluster's jobs.
         num_workers: number of training workers, one per GPU.
         step_environment: environment variables of the step's pod, in Kubernetes format.

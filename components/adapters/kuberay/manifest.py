@@ -69,7 +69,7 @@ def render(
 
     Args:
         name: name of the job, from `make_job_name`.
-        work: URL or path of the work, the only argument of the entrypoint.
+        work: URL or path of the build spec, the only argument of the entrypoint.
         cluster: settings of the cluster's jobs.
         num_workers: number of training workers, one per GPU.
         step_environment: environment variables of the step's pod, in Kubernetes format.
@@ -207,7 +207,7 @@ def _make_ray_template(
     Args:
         cluster: settings of all Ray pods.
         container: name of the container.
-        work: URL of the work; the `preStop` hook uses it to ask the training to save.
+        work: URL of the build spec, with which the `preStop` hook asks the training to save.
         resources: requests and limits of the container.
         variables: environment variables of the container.
         shared_memory: size of /dev/shm; by default the container's memory limit.

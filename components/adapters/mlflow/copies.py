@@ -69,7 +69,7 @@ def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: st
 def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a new process that is connected to another server. Return its result, or raise its error."""
     spawn = multiprocessing.get_context("spawn")  # a forked process would share this process's connections
-    with ProcessPoolExecutor(1, spawn, initializer=_switch_server, initargs=(uri,)) as executor:
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn, initializer=_switch_server, initargs=(uri,)) as executor:
         return executor.submit(function, *arguments).result()
 
 

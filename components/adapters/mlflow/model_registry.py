@@ -161,7 +161,8 @@ def _save_encoder(encoder_dir: Path, files: Path, description: "MlflowModel", ca
 def _run_example(encoder_dir: Path) -> tuple[Any, str, Any]:
     """Test a model by running its transformers pipeline on one sentence. Return (pipeline, sentence, output).
 
-    A model with a language-model head predicts a masked token. Any other model computes a vector for each token.
+    A model with a language-model head predicts a masked token. Any other model computes a vector for each token. MLflow
+    derives the model's input and output types from the sentence and the output.
     """
     import transformers
 

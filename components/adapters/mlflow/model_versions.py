@@ -62,7 +62,7 @@ def make_uri(version: "ModelVersion") -> str:
 
 
 def find_version(client: "MlflowClient", uri: str) -> "ModelVersion":
-    """Return the version with a URI, models:/NAME@ALIAS or models:/NAME/VERSION.
+    """Return the version that a URI names, models:/NAME@ALIAS or models:/NAME/VERSION.
 
     Raises:
         InputError: the URI is malformed, or the version does not exist.
@@ -105,10 +105,12 @@ def keep_oldest(client: "MlflowClient", name: str, digest: str) -> "ModelVersion
 
 
 def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
-    """Return the digests and keys of the source artifacts of registered versions.
+    """Return the digests and keys of the artifacts from which registered versions were made.
+
+    `infoxlm gc` keeps these artifacts.
 
     Args:
-        aliases: aliases of the versions to include; default: include all versions.
+        aliases: aliases of the versions to include; by default all versions, with or without an alias.
 
     Raises:
         InputError: no model has one of the aliases.
@@ -212,7 +214,9 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: boo
         scores = evidence.read_scores(evaluation)
         answers_file = evaluation / evidence.FILE
         model = evidence.find_start(answers_file) if of_start else scores["model"]
-        return evidence.Outcomes(evidence.read(answers_file, model), scores["pivot"]) if model else None
+        if not model:
+            return None
+        return evidence.Outcomes(evidence.read(answers_file, model), scores["pivot"])
 
 
 @contextmanager

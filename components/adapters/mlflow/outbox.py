@@ -150,7 +150,7 @@ class _Outbox:
             except Exception as error:  # MLflow errors must not stop the training
                 lost_count = self.count_missing()
                 logger.warning("cannot send metrics to MLflow (%s): %d lines are lost", one_line(error), lost_count)
-            file.resume(step)
+            file.resume(step)  # deletes the lines
             self._shipped_bytes = min(self._shipped_bytes, self.path.stat().st_size)  # shipped lines may be deleted
 
     def ship(self) -> None:

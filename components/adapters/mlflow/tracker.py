@@ -130,7 +130,7 @@ class MlflowRun:
 
     def annotate(self, text: str) -> None:
         """Set the run's description. Links to the run's files become links to MLflow's pages."""
-        path, _, query = self._path.partition("?")
+        path, _, query = self._path.partition("?")  # the query belongs at the end of each link
         linked_text = re.sub(rf"\]\({LINK}([^)\s]+)\)", rf"](#/{path}/artifacts/\1?{query})", text)
         with translate_errors(f"description of MLflow run {self.id}"):
             self._client.set_tag(self.id, "mlflow.note.content", linked_text)
@@ -163,11 +163,9 @@ class MlflowRun:
                 self._client.set_tag(self.id, runs.FAILED_STAGE, stage)
             if message:
                 self._client.set_tag(self.id, runs.ERROR, message)
-            plugin_run_ids: set[str] = set()
-            if plugin_run_id:
-                plugin_run_ids = {plugin_run_id, runs.find_outermost_run(self._client, plugin_run_id)}
-            if self.id not in plugin_run_ids:
-                self._client.set_terminated(self.id, status)
+            if plugin_run_id and self.id in (plugin_run_id, runs.find_outermost_run(self._client, plugin_run_id)):
+                return
+            self._client.set_terminated(self.id, status)
 
     @property
     def page(self) -> str:

@@ -133,11 +133,11 @@ def read_trials(run_id: str) -> list[TrialRun]:
 
     client = MlflowClient()
     with translate_errors(f"runs nested in MLflow run {run_id}"):
-        parent = runs.find_outermost_run(client, run_id)  # KFP nests each task's run in the pipeline run's run
-        experiment = client.get_run(parent).info.experiment_id
-        trial_filter = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"  # only trials have the tag `seed`
+        sweep_id = runs.find_outermost_run(client, run_id)  # KFP nests each task's run in the pipeline run's run
+        experiment_id = client.get_run(sweep_id).info.experiment_id
+        trial_filter = f"tags.`{PARENT}` = '{sweep_id}' AND tags.seed LIKE '%'"  # only trials have the tag `seed`
         oldest_first = ["start_time ASC", "run_id ASC"]
-        trial_runs = client.search_runs([experiment], trial_filter, max_results=_MAX_RUNS, order_by=oldest_first)
+        trial_runs = client.search_runs([experiment_id], trial_filter, max_results=_MAX_RUNS, order_by=oldest_first)
         return [_make_trial_run(run) for run in trial_runs]
 
 

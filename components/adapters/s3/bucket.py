@@ -21,7 +21,7 @@ LIFECYCLE_RULE = {
 
 
 def ensure_bucket(url: str) -> None:
-    """Create the bucket `s3://NAME` and its lifecycle rule, unless they exist.
+    """Create the bucket `s3://NAME` and the rule by which S3 deletes unfinished uploads, unless they exist.
 
     Raises:
         InputError: the URL is malformed, or S3 refuses.
@@ -43,7 +43,7 @@ def ensure_bucket(url: str) -> None:
 
 
 def _read_lifecycle_rules(client: Any, bucket: str) -> list[dict[str, Any]]:
-    """Return the lifecycle rules of a bucket, or an empty list if S3 answers with an error because it has none."""
+    """Return the lifecycle rules of a bucket, or an empty list if it has none."""
     from botocore.exceptions import ClientError
 
     try:
@@ -51,7 +51,7 @@ def _read_lifecycle_rules(client: Any, bucket: str) -> list[dict[str, Any]]:
     except ClientError as error:
         if error.response["Error"]["Code"] != "NoSuchLifecycleConfiguration":
             raise
-        return []
+        return []  # S3 answers with an error if a bucket has no rules
 
 
 if __name__ == "__main__":

@@ -55,14 +55,14 @@ class S3Store:
         """Return `length` bytes of a file from the offset `start`, or all following bytes if `length` is None."""
         from botocore.exceptions import BotoCoreError
 
-        if length == 0:
+        if length == 0:  # HTTP has no range of zero bytes
             return b""
         request = {"Bucket": self.bucket, "Key": self._key(name)}
         if start > 0 or length is not None:  # S3 refuses a range of an empty file
             last_byte = "" if length is None else start + length - 1
             request["Range"] = f"bytes={start}-{last_byte}"
         with self._open_client(name) as client:
-            # botocore retries a failed request, but not a response body that breaks off.
+            # botocore retries a failed request, but not a response body that breaks off. The last attempt may raise.
             for _ in range(_READ_ATTEMPTS - 1):
                 with contextlib.suppress(BotoCoreError):
                     return client.get_object(**request)["Body"].read()
@@ -83,7 +83,7 @@ class S3Store:
         # S3 answers 412 if the condition fails, 409 after a concurrent write, and 404 after a concurrent deletion.
         with self._open_client(name, quick) as client, _ignore_statuses(404, 409, 412):
             return client.put_object(**self._make_put_request(name, content), **condition)["ETag"]
-        # The response to an earlier attempt may have been lost, so the file may already have this content.
+        # S3 refused the write. If only the response to an earlier attempt was lost, the file already has this content.
         existing_file = self.get(name, quick)
         if existing_file is None:
             return None
@@ -138,7 +138,7 @@ class S3Store:
 
     def head(self, name: str = "") -> Entry | None:
         """Return the size, version and digest of a file, or None if the file does not exist."""
-        if not self._key(name):
+        if not self._key(name):  # the URI of a whole bucket does not name a file
             return None
         with self._open_client() as client, _ignore_statuses(_MISSING):
             response = client.head_object(Bucket=self.bucket, Key=self._key(name))
@@ -210,6 +210,7 @@ def open_client(uri: str, quick: bool = False) -> Iterator[Any]:
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
+    # A cached client is valid only for the settings with which it was created.
     aws_variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
     try:
         client = _get_client(tuple(aws_variables), quick)

@@ -44,7 +44,7 @@ def fetch_snapshot(source: str, store: Path, only: Sequence[str] = ()) -> Path |
             revision=match["revision"],
             cache_dir=store.resolve() / "models" / "hub",
             allow_patterns=list(only) or _MODEL_FILES,
-            endpoint=os.environ.get("HF_ENDPOINT"),
+            endpoint=os.environ.get("HF_ENDPOINT"),  # the library itself reads the variable only when it is imported
         )
     _verify_snapshot(Path(snapshot))
     return Path(snapshot)

@@ -41,13 +41,14 @@ def download(source: str, sha256: str | None, cache: Path) -> Path:
             wheel.unlink()  # so that nobody reads the wheel
             raise InputError(
                 f"{source} has sha256 {actual_sha256}, expected {sha256}: it was removed from the cache; run again, "
-                "and check the config if it happens again"
+                "and if this happens again, check the digest in the config"
             )
     return wheel
 
 
 def _fetch_wheel(requirement: str, cache: Path) -> Path:
     """Return the path of the wheel NAME==VERSION in the cache. Download the wheel if it is missing."""
+    # Names begin with a letter or digit. pip would take a name that begins with a hyphen for an option.
     match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([A-Za-z0-9][\w.+!-]*)", requirement, re.ASCII)
     if not match:
         raise InputError(f"{PREFIX}{requirement}: write {PREFIX}NAME==VERSION")
@@ -89,7 +90,7 @@ def _download_with_pip(requirement: str, directory: Path) -> None:
     if completed.returncode == 0:
         return
     output = completed.stderr.splitlines() or [f"pip exited with code {completed.returncode}"]
-    errors = [line for line in output if line.startswith("ERROR")] or output  # the others are warnings
+    errors = [line for line in output if line.startswith("ERROR")] or output  # other lines are warnings
     reason = errors[-1].removeprefix("ERROR: ")
     if _NETWORK_ERROR.search(completed.stderr):
         raise StorageUnavailable(f"{requirement}: the package index cannot be reached ({reason}): run again")

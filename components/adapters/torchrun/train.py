@@ -121,6 +121,6 @@ def _leave_process_group_of_agent() -> None:
 
     def exit_if_agent_died(*_: object) -> None:
         if os.getppid() != agent_id:
-            os._exit(1)
+            os._exit(1)  # at once, because nobody waits for the result any more
 
     signal.signal(signal.SIGINT, exit_if_agent_died)  # torch sends SIGINT to the workers when the agent dies

@@ -205,7 +205,7 @@ def test_deletion_of_an_earlier_job_is_awaited_unless_its_pods_are_on_a_dead_nod
     with operator(act):
         launch(grace_seconds=1, start_seconds=900)
 
-    assert "perhaps on a lost node" in log.text
+    assert "perhaps because a node is lost" in log.text
 
 
 def test_job_is_found_if_the_response_to_its_creation_was_lost(kubernetes, launch, log):
