@@ -164,7 +164,9 @@ class RayJobs:
             ray_pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
             )
-            return [pod for pod in self.list_submitters(name) + ray_pods.items if digest in pod.metadata.name]
+            # By name, so that a pod that both requests return counts once.
+            pods = {pod.metadata.name: pod for pod in self.list_submitters(name) + ray_pods.items}
+            return [pod for pod_name, pod in pods.items() if digest in pod_name]
 
     def list_warnings(self, name: str) -> list[Any]:
         """Return the Warning events of a job and its pods, among at most 500 of the namespace."""
