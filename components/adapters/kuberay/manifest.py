@@ -31,7 +31,7 @@ _JOB_MODULE = "components.platform.job"
 _INHERITED_PREFIXES = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 _STEP_ONLY_PREFIXES = ("KFP_", "KUBERNETES_", "ARGO_")  # these variables identify the step's pod
 _RAY_END_SECONDS = 15  # part of the grace period in which Ray itself shuts down
-_SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
+_SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")  # it reads neither the store nor MLflow
 _SUBMITTER_RESOURCES = {
     "requests": {"cpu": "50m", "memory": "256Mi"},  # small, so that the job does not wait for this pod
     "limits": {"cpu": "1", "memory": "1Gi"},
