@@ -237,12 +237,16 @@ def _make_submitter_template(cluster: ClusterConfig) -> Manifest:
     """Return the template of the pod that submits the job and prints its log. The operator adds the command."""
     variables = [{"name": name, "value": (RAY | _CONSTANTS)[name]} for name in _SUBMITTER_VARIABLES]
     spec = _make_restricted_pod(cluster, "ray-job-submitter", _SUBMITTER_RESOURCES, variables)
-    labels = {
+    return {"metadata": {"labels": _make_labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}
+
+
+def _make_labels(component: str) -> dict[str, str]:
+    """Return the labels of a pod."""
+    return {
         "app.kubernetes.io/name": "infoxlm",
-        "app.kubernetes.io/component": "submitter",
+        "app.kubernetes.io/component": component,
         "sidecar.istio.io/inject": "false",  # a sidecar could not reach Istio and violates "restricted"
     }
-    return {"metadata": {"labels": labels}, "spec": {**spec, "restartPolicy": "Never"}}
 
 
 def _make_resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str, str]]:
