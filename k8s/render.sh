@@ -11,6 +11,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 overlay=${1:?name an overlay: small, single-user or production}
 image=${2:?name the image with its digest: name@sha256:digest}
+# A digest names one image. With a tag, a pod that starts later could get a different image.
 image_with_digest='^[^@]+@sha256:[0-9a-f]{64}$'
 [[ $image =~ $image_with_digest ]] || { echo "$image has no digest: use the name that docker push printed, NAME@sha256:…" >&2; exit 2; }
 [[ -d $overlay ]] || overlay=$here/overlays/$overlay
@@ -38,6 +39,7 @@ components: [$components]
 images: [$images]
 END
 "${KUBECTL:-kubectl}" kustomize "$work" > "$work/rendered"
+# A digest of zeros is a placeholder in the overlays for an image that the user must choose.
 if grep -n 'image: .*@sha256:0\{64\}' "$work/rendered" >&2; then
   echo "these images have placeholders: give their digests (WITH=\"postgres@sha256:… …\"), or set them under images: in" \
     "$overlay/kustomization.yaml" >&2

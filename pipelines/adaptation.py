@@ -233,6 +233,7 @@ def find_promoted_model(summary: str, store: Path) -> str:
     Raises:
         NotPromoted: the gate did not promote the version.
     """
+    # The pipeline returns nothing, so find the registered version in its printed results.
     match = re.search(r"^version +(models:/\S+/\d+) ", summary, flags=re.MULTILINE)
     if match is None:
         raise ValueError(f"the summary of the run names no version: {summary!r:.300}")

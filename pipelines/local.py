@@ -218,7 +218,7 @@ def _run_with_kfp(pipeline: Any, arguments: Mapping[str, Any], run_directory: Pa
     local.init(
         local.SubprocessRunner(use_venv=False),  # steps use this process's environment and install nothing
         pipeline_root=str(run_directory),
-        workspace_root=str(workspace),
+        workspace_root=str(workspace),  # by default, KFP makes a temporary directory and leaves it there
         enable_caching=False,  # KFP compares the names of inputs, but our store compares their contents
     )
     for handler in logging.getLogger().handlers:  # in a loop, KFP logs to the root logger's handlers

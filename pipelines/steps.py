@@ -99,7 +99,7 @@ def give_registry_access(*tasks: dsl.PipelineTask) -> None:
 
 def request_default_resources(*tasks: dsl.PipelineTask) -> None:
     """Request the default CPU and memory for steps that process data. Other steps get the namespace's defaults."""
-    for task in tasks:
+    for task in tasks:  # `submit.read_compiled_for_cluster` replaces the defaults with the cluster file's values
         _request_cpu_and_memory(task, Steps())
 
 

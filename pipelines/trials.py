@@ -65,7 +65,7 @@ def _apply_overrides(config: RunConfig, variant: Mapping[str, Any]) -> dict[str,
     if config.translation is not None:
         settings["translation"] = _override_section(config.translation, "translation", translation_overrides)
     elif translation_overrides:
-        raise ConfigError("the run has no section translation, which the variant changes")
+        raise ConfigError("the variant changes the section translation, but the run has no such section")
     return settings
 
 
@@ -79,7 +79,7 @@ def _override_section(section: StageConfig, name: str, overrides: Mapping[str, A
 
 
 def _check_variants_differ(settings_by_variant: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Raise ConfigError if two variants have the same settings."""
+    """Raise ConfigError if two variants have the same settings, so that their comparison would mean nothing."""
     variant_by_settings: dict[str, str] = {}
     for name, settings in settings_by_variant.items():
         first_name = variant_by_settings.setdefault(json.dumps(settings), name)

@@ -41,7 +41,7 @@ def evaluate(
     vector: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only tatoeba and pairs: POOLING@LAYER, or served (the vector that users get). POOLING is mean, "
+            help="Only for tatoeba and pairs: POOLING@LAYER, or served (the vector that users get). POOLING is mean, "
             "mean_no_special, cls or contrast; LAYER is a number, last, contrast or best. Repeatable. Default: "
             "mean@best, cls@last and served."
         ),
@@ -49,8 +49,8 @@ def evaluate(
     prefix: Annotated[
         str | None,
         typer.Option(
-            help="Only tatoeba, pairs and mining: text to put before every sentence; '' for none. Default: the prefix "
-            "that the model was trained with."
+            help="Only for tatoeba, pairs and mining: text to put before every sentence; '' for none. Default: the "
+            "prefix that the model was trained with."
         ),
     ] = None,
     margin: Annotated[

@@ -51,7 +51,7 @@ def config_(
         typer.echo(context.get_help())
         return
     if markdown:
-        typer.echo(PAGE + describe.format_tables(KINDS), nl=False)
+        typer.echo(PAGE + describe.format_tables(KINDS), nl=False)  # the tables end with a line feed
         return
     if section is None:
         section = "run"

@@ -73,7 +73,7 @@ def test_forty_trials_fit_into_one_process_argument(demo):
         ("a: {}", ("b",), "has no variant 'b'. Choose from a"),
         ("a: {objectives: {xlc: 0}}", (), "variant a: pretraining.objectives.xlc: unknown name; known are"),
         ("a: {contrast: 3}", (), "variant a: pretraining.contrast: Input should be"),
-        ("a: {translation: {encoder: random}}", (), "variant a: the run has no section translation, which"),
+        ("a: {translation: {encoder: random}}", (), "variant a: the variant changes the section translation, but"),
         ("a: {}\nb: {what: the same}", (), "are the same with this config. Choose one"),
         ("a/b: {}", (), "variant 'a/b'. Use letters, digits and"),
         ("", (), "expected a mapping from names to variants"),
