@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 def facts() -> dict[str, Any]:
     """Return facts about this machine and code: CPU, memory, GPU, commit, and library versions."""
-    memory = read_field("/proc/meminfo", "MemTotal")
+    memory = read_field("/proc/meminfo", "MemTotal")  # such as "16316412 kB"
     changes = " with changes" if output_of("git", "status", "--porcelain") else ""
     result: dict[str, Any] = {
         "commit": output_of("git", "rev-parse", "--short", "HEAD") + changes,
@@ -47,6 +47,7 @@ def read_field(file: str, name: str) -> str:
 
 
 def output_of(*command: str) -> str:
+    """Return the output of a command, or "" if the command is not installed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
     except FileNotFoundError:
@@ -54,6 +55,7 @@ def output_of(*command: str) -> str:
 
 
 def version(name: str) -> str | None:
+    """Return the version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -81,6 +83,7 @@ def ceilings() -> dict[str, float]:
 
 
 def best_of_ten(work: Callable[[], object]) -> float:
+    """Return the CPU seconds of the fastest of ten calls."""
     seconds = []
     for _ in range(10):
         start_time = time.process_time()

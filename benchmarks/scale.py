@@ -72,7 +72,7 @@ def mark(text: str, copy: int, is_marked: bool) -> str:
     """Append a word that encodes the number of the copy in letters. Leave the first copy unmarked."""
     if not copy or not is_marked:
         return text
-    letters = []
+    letters = []  # not digits, because texts that differ only in digits are near-duplicates
     while copy:
         copy, letter = divmod(copy, len(LETTERS))
         letters.append(LETTERS[letter])
@@ -86,6 +86,7 @@ class MeasuredTask:
     work: Any  # partial of a phase's function
 
     def __call__(self, number: int) -> tuple[Any, float, float]:
+        """Run the task with this number. The process that runs it also measures it."""
         start_seconds = time.process_time()
         record = self.work(number)
         return record, time.process_time() - start_seconds, peak_memory()
@@ -114,7 +115,8 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
     phases: set[str] = set()
 
     def measure(work: Any, items: Iterable[Any]) -> Iterator[Any]:
-        phases.add(work.args[0].__name__)  # the name of the phase's function
+        """Run a phase's tasks as `run_tasks` does, and collect their time and memory."""
+        phases.add(work.args[0].__name__)  # `work` is a partial, and its first argument the function of a phase
         for record, seconds, memory in run_tasks(MeasuredTask(work), items):
             seconds_of_tasks.append(seconds)
             memory_of_tasks.append(memory)
@@ -221,11 +223,11 @@ def run_case(python: str, *arguments: str) -> dict[str, Any]:
     return result
 
 
-def describe(rows: int, workers: str, result: dict[str, Any]) -> str:
+def describe(rows: int, label: str, result: dict[str, Any]) -> str:
     """Format the result of one case as a row of the Markdown table."""
     cpu_seconds = result["tasks"] + result["driver"]
     cells = [
-        f"{rows:,}", workers, f"{result['kept']:,}", f"{cpu_seconds / rows * 1e6:.1f}", f"{rows / cpu_seconds:,.0f}",
+        f"{rows:,}", label, f"{result['kept']:,}", f"{cpu_seconds / rows * 1e6:.1f}", f"{rows / cpu_seconds:,.0f}",
         f"{result['driver'] / cpu_seconds:.1%}", f"{result['task_memory']:.0f}", f"{result['driver_memory']:.0f}",
         result["digest"],
     ]  # fmt: skip
@@ -242,10 +244,11 @@ def estimate_hours(rows: int, result: dict[str, Any], large_rows: int) -> float:
 def main() -> None:
     """Run all cases, print a Markdown table, and estimate the time of larger runs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000])
-    parser.add_argument("--workers", nargs="+", default=["0", "1", "2"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000], help="numbers of rows to prepare")
+    parser.add_argument("--workers", nargs="+", default=["0", "1", "2"], help="numbers of processes; 0: this process")
     parser.add_argument("--files", nargs="+", default=[""], help="s3://bucket/prefix, or '' for a directory")
     parser.add_argument("--peer", help="Python of an environment with datatrove and this project")
+    # For the child process of `run_case`, which measures a single case.
     parser.add_argument("--case", nargs=3, metavar=("TEXT", "WORKERS", "FILES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
@@ -255,18 +258,18 @@ def main() -> None:
         return
     print("| rows | workers | kept | CPU µs a row | rows a core-second | driver | MiB a task | MiB driver | digest |")
     print("|---|---|---|---|---|---|---|---|---|")
-    results: dict[int, dict[str, Any]] = {}
+    last_results: dict[int, dict[str, Any]] = {}  # by number of rows
     for rows in options.rows:
         with tempfile.TemporaryDirectory(dir=scratch_directory()) as directory:
             text = f"{directory}/text"
             write_rows(Path(text), rows)
             for files, workers in itertools.product(options.files, options.workers):
-                results[rows] = run_case(sys.executable, text, workers, files)
+                last_results[rows] = run_case(sys.executable, text, workers, files)
                 label = f"{workers}, S3" if files else f"{workers}, directory"
-                print(describe(rows, label, results[rows]), flush=True)
+                print(describe(rows, label, last_results[rows]), flush=True)
             if options.peer:
                 print(describe(rows, "datatrove", run_case(options.peer, text, "peer", "")), flush=True)
-    rows, result = max(results.items())  # estimate from the case with the most rows
+    rows, result = max(last_results.items())  # the most rows, which give the best estimate
     for large_rows in LARGE_ROWS:
         hours = estimate_hours(rows, result, large_rows)
         print(f"\n{large_rows:,} rows on {LARGE_CORES} cores: {hours:.2f} hours (calculated)")

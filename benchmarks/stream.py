@@ -63,6 +63,7 @@ def write_shards(directory: Path, part_tokens: int, parts: int) -> Path:
 
 
 def upload(shards: Path) -> None:
+    """Copy the files of shards to S3. A cache has the manifest, so it is not copied."""
     for name in manifests.load(shards)["files"]:
         storage.open(URI).put(name, (shards / name).read_bytes())
 

@@ -40,6 +40,7 @@ def attempt(measure: Callable[..., Row], *arguments: Any) -> Row:
 
 
 def free_memory() -> None:
+    """Free the memory of the previous measurement, and reset the peak for the next one."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

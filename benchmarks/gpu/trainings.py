@@ -55,6 +55,7 @@ class DiesOnce(tracker.FileTracker):
     """A tracker that kills its worker after step `DIES_AT`, but only once."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
+        """Log a step's values, and then perhaps kill this worker, as if a machine had failed."""
         super().log(step, values)
         marker = self.path.with_name("killed")
         if step == DIES_AT and not marker.exists():
@@ -111,7 +112,7 @@ def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
     device = distributed.device()
     learner = InfoXLMLearner(config, model.to(device), open_shards(text))
     kind = DiesOnce if killed else tracker.FileTracker
-    fingerprint = Fingerprint.of(config, 1, {})
+    fingerprint = Fingerprint.of(config, version=1, inputs={})
     background = device.type == "cuda"  # a thread writes the checkpoints, as in training runs
     with run_directory(run, fingerprint, config.checkpoints, kind, background=background) as (checkpoints, metrics):
         return loop.train(learner, config.optimization, checkpoints, metrics, config.log_every)
@@ -122,6 +123,7 @@ def write_shards(directory: Path) -> Path:
     rng = np.random.default_rng(inputs.SEED)
 
     def draw_rows(count: int, last_token: int | None = None) -> pa.LargeListArray:
+        """Draw sentences of random tokens that end with `last_token`, if it is given."""
         # Sentences are shorter than `side_tokens`, so none is cut.
         lengths = np.clip(inputs.draw_lengths("ragged", rng, count), 3, 28)
         tokens = rng.integers(FIRST_PIECE, WORDS - 1, lengths.sum())
@@ -137,5 +139,6 @@ def write_shards(directory: Path) -> Path:
         "pairs/en-de/a": write_table(directory, "pairs/en-de/a", [pairs]),
     }
     facts = {"vocabulary_size": WORDS, "tables": tables, "block_tokens": BLOCK_TOKENS}
+    # Random tokens have no corpus and no tokenizer, so these digests are placeholders.
     manifests.write(directory, "shards", facts | {"corpus": "sha256:c", "tokenizer": "sha256:t"})
     return directory

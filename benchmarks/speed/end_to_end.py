@@ -23,6 +23,7 @@ WORDS = inputs.VOCABULARIES["32k"]
 
 
 def run(quick: bool) -> list[Case]:
+    """Measure the training on message catalogs."""
     rounds, steps = (1, 1) if quick else (7, 4)
     return [compare_steps(corpus.make_shards(), rounds, steps)]
 
@@ -58,6 +59,7 @@ def tokenize_pairs(sampler: Sampler) -> list[dict[str, list[int]]]:
     for table in sampler.pairs:
         pairs = table.read_pairs()
         rows = np.arange(len(pairs))
+        # `read_rows` takes a table for each row, because the rows of a batch may come from several tables.
         source = read_rows([pairs.source] * len(rows), rows, SIDE)
         target = read_rows([pairs.target] * len(rows), rows, SIDE)
         sequences_of_table = lay_out([source, target], sampler.vocabulary).rows

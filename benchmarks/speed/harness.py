@@ -41,13 +41,17 @@ class Case:
     skipped: dict[str, str] = field(default_factory=dict)  # reason why a variant did not run
 
     def ratios(self, peer: str) -> list[float]:
-        """Return the peer's CPU seconds per unit divided by ours, by round. For memory, divide the peaks."""
+        """Return the peer's CPU seconds per unit divided by ours, by round.
+
+        If the case measures memory, return a single ratio: our peak divided by the peer's peak.
+        """
         if self.peak:
             return [self.peak[OURS] / self.peak[peer]]
         pairs = zip(self.seconds_per_unit(peer), self.seconds_per_unit(OURS), strict=True)
         return [peer_seconds / our_seconds for peer_seconds, our_seconds in pairs]
 
     def seconds_per_unit(self, variant: str) -> list[float]:
+        """Return the CPU seconds per unit of work, by round."""
         return [seconds / work for seconds, work in zip(self.cpu[variant], self.work[variant], strict=True)]
 
     def rate(self, variant: str) -> float:

@@ -60,20 +60,24 @@ class HuggingFace:
         self.model = XLMRobertaForMaskedLM(config)
         weights = {to_hugging_face_name(name): value for name, value in weights_of(model).items()}
         missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        # Our model has no row of token types, and no second name for tied parameters.
         allowed = {TYPE_ROW, "lm_head.decoder.weight", "lm_head.decoder.bias"}
         assert set(missing) <= allowed and not unexpected, (missing, unexpected)
         row = self.model.get_parameter(TYPE_ROW)
         row.requires_grad_(False).zero_()  # fairseq has no such row, and our position embeddings include it
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Return the masked sequences of a batch as arguments of the model."""
         counts = split(batch)["lm"]
         ids = pad(batch.ids[: sum(counts)], counts)
         return {"input_ids": ids, "attention_mask": (ids != PAD).long(), "labels": padded_targets(batch)}
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the mean loss over the targets."""
         return self.model(**inputs).loss
 
     def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients by Hugging Face's parameter names."""
         # A tied parameter has two names but is listed once, so choose the name that our gradients have.
         tied = {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"}
         tied |= {"lm_head.decoder.bias": "lm_head.bias"}
@@ -95,6 +99,7 @@ class _Dictionary:
         return self.size
 
     def index(self, word: str) -> int:
+        """Return the id of `<mask>`, the last word. The model looks up no other word."""
         return self.size - 1
 
 
@@ -110,6 +115,7 @@ class Fairseq:
         self.names = list(weights)
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Return the masked sequences of a batch and their targets, padded."""
         counts = split(batch)["lm"]
         return {"ids": pad(batch.ids[: sum(counts)], counts), "targets": padded_targets(batch)}
 
@@ -118,6 +124,7 @@ class Fairseq:
         return fairseq_mlm(self.model, inputs["ids"], inputs["targets"])
 
     def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients by Hugging Face's parameter names."""
         return gradients_of_fairseq(self.model, self.names)
 
 
@@ -139,7 +146,8 @@ def why_no_fairseq() -> str | None:
 
 
 def import_fairseq() -> Any:
-    level = logging.root.level  # importing fairseq may change it
+    """Import fairseq's RoBERTa without warnings, and restore the level of the root logger."""
+    level = logging.root.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from fairseq.models.roberta import model as roberta

@@ -49,6 +49,7 @@ class Reference:
         )
 
     def parameters(self) -> list[nn.Parameter]:
+        """Return the trained parameters, without those of the key model."""
         return [*self.query.parameters(), self.projection]
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
@@ -95,6 +96,7 @@ class Reference:
         return F.nll_loss(log_probabilities, targets, reduction="sum") + unused_head
 
     def take_step(self, inputs: dict[str, Tensor]) -> None:
+        """Take an optimizer step, update the key model, and replace the oldest keys of the queue."""
         self.optimizer.zero_grad()
         self.losses(inputs)
         nn.utils.clip_grad_norm_(self.parameters(), self.config.optimization.clip_norm)
@@ -113,4 +115,5 @@ class Reference:
             key.copy_(key * m + query * (1.0 - m))
 
     def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients by Hugging Face's parameter names. The projection keeps its own name."""
         return gradients_of_fairseq(self.query, self.names) | {"projection": gradient_of(self.projection).clone()}

@@ -25,7 +25,7 @@ def run(quick: bool) -> list[Case]:
         tokens = 0
         for step in range(DRAWS_PER_ROUND * number, DRAWS_PER_ROUND * (number + 1)):
             samples = sampler.draw(step, range(shards_per_worker))
-            tokens += sum(batch.tokens for batch in pack_micro_batches(samples, 32))
+            tokens += sum(batch.tokens for batch in pack_micro_batches(samples, config.batches.micro_batch_size))
         return tokens
 
     return [measure(case, {OURS: draw_round}, 2 if quick else 7)]

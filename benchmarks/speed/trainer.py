@@ -40,6 +40,7 @@ class TrainerRounds:
         self.batches = draw_batches([len(row["input_ids"]) for row in rows], sampling, batch_size)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True, **adamw)
+        # A constant learning rate. Without a schedule, the Trainer would make one that ends at 0 in every round.
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
 
     def run(self, number: int) -> float:
@@ -53,6 +54,7 @@ class TrainerRounds:
         examples: Rows = []
         for indices in random.Random(number).sample(self.batches, self.steps):
             examples += [self.rows[index] for index in indices]
+        # The sampling strategy `sequential` keeps the order of the examples, so the Trainer forms the same batches.
         trainer = Trainer(
             self.model, arguments, data_collator=lambda batch_rows: dict(self.collate(batch_rows)),
             train_dataset=examples, optimizers=(self.optimizer, self.schedule),
