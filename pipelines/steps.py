@@ -90,7 +90,10 @@ def disable_cache(*tasks: dsl.PipelineTask) -> None:
 
 
 def give_registry_access(*tasks: dsl.PipelineTask) -> None:
-    """Give steps the MLflow account for registering and promoting, and the signing keys, if the Secrets exist."""
+    """Give steps the MLflow account for registering and promoting, and the signing keys, if the Secrets exist.
+
+    All other steps have only the MLflow account of trainings and no keys.
+    """
     for task in tasks:
         kubernetes.use_secret_as_env(task, REGISTRY_LOGIN, REGISTRY_VARIABLES, optional=True)
         for name in ("signing", "verifying"):

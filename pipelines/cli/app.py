@@ -143,7 +143,7 @@ def _to_infoxlm_error(error: BaseException) -> InfoXLMError:
     translated = user_files.translate_error(error)
     if translated:
         return translated
-    if isinstance(error, OSError):
+    if isinstance(error, OSError):  # its message contains the path
         return InputError(f"{error}. Give another path.")
     logging.error("internal error", exc_info=error)
     return InfoXLMError(f"{type(error).__name__}: {error}. Please report this error.")

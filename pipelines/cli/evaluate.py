@@ -122,7 +122,7 @@ def build_suite(
 
     Args:
         models: mapping from model name to source.
-        task: key of PRESETS.
+        task: key of PRESETS, that is, the name of a well-known test set or of a task.
         data: location of the test sets.
         options: values of command-line options by setting name. Settings that the task does not have are ignored.
         overrides: further overrides of task settings, such as `batch_size=16`.

@@ -93,7 +93,7 @@ def mine(
 def summarise(mined: "MiningResult") -> str:
     """Summarise the mined pairs in one line."""
     summary = f"{mined.num_pairs:,} of {len(mined.matches.margins):,} matches have margin {mined.margin:.4f} or more"
-    if mined.curves is None:  # without --calibrate, no known pairs were added to the files
+    if mined.curves is None:  # without --calibrate, no known pairs were planted in the files
         return summary
     chosen = mined.curves.look_up(mined.margin)
     return f"{summary}: precision at least {chosen['precision']:.3f}, recall {chosen['recall']:.3f} of planted pairs"
