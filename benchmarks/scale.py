@@ -45,7 +45,7 @@ def write_rows(directory: Path, row_count: int) -> None:
         messages = read_messages(language)
         for number in range(FILES_PER_LANGUAGE):
             with (directory / f"{language}-{number}.jsonl").open("w", encoding="utf-8") as file:
-                # The files of a language take turns, so that each file has copies of all messages.
+                # Divide the rows evenly among the files of the language.
                 for row in range(number, row_count // len(LANGUAGES), FILES_PER_LANGUAGE):
                     copy, message = divmod(row, len(messages))
                     is_marked = row % UNMARKED > 0

@@ -74,7 +74,7 @@ def main() -> int:
 
 def write_row(row: Row, path: Path | None = None) -> None:
     """Print a row and append it to a file."""
-    line = json.dumps(row, default=float)
+    line = json.dumps(row, default=float)  # a row may have numbers of NumPy or torch
     print(line, flush=True)
     if path:
         with path.open("a", encoding="utf-8") as file:

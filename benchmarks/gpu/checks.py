@@ -230,8 +230,8 @@ def check_training_after_inference(small: bool) -> Iterator[Row]:
         with mode, torch.autocast(device.type, torch.bfloat16):
             hidden = model.embed(ids, positions)
             output = model.run_layers(hidden, lengths, first_layer=0, last_layer=2, rows=starts, row_counts=[1] * 32)
-    output.float().square().sum().backward()
-    yield {"gradient": float(gradient_of(model.token_embedding.weight).norm()), "ok": True}
+    output.float().square().sum().backward()  # the output of the second pass, which recorded operations for gradients
+    yield {"gradient": float(gradient_of(model.token_embedding.weight).norm()), "ok": True}  # no error was raised
 
 
 def check_fewer_gpus_than_workers(small: bool) -> Iterator[Row]:
@@ -241,7 +241,7 @@ def check_fewer_gpus_than_workers(small: bool) -> Iterator[Row]:
     gpus = devices.count_gpus()
     with tempfile.TemporaryDirectory() as directory:
         workers = train.launch_training(count_workers, gpus + 1, run=Path(directory))["workers"]
-    yield {"GPUs": gpus, "workers": workers, "ok": workers == max(1, gpus)}
+    yield {"GPUs": gpus, "workers": workers, "ok": workers == max(1, gpus)}  # without a GPU, one worker was requested
 
 
 def count_workers(run: Path) -> dict[str, Any]:

@@ -105,16 +105,17 @@ def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
         "batches": {"global_batch_size": 16, "virtual_shards": 2, "micro_batch_size": 4, "block_tokens": 48,
                     "side_tokens": 30},
         "optimization": {"steps": STEPS, "learning_rate": 1e-4, "warmup_steps": 2},
-        "checkpoints": {"every": 3},
+        "checkpoints": {"every": 3},  # a worker that dies at step `DIES_AT` loses two steps and repeats them
         "log_every": 1,
     })  # fmt: skip
     model = ours.make_model(config, WORDS, noise=False)
     device = distributed.device()
     learner = InfoXLMLearner(config, model.to(device), open_shards(text))
-    kind = DiesOnce if killed else tracker.FileTracker
+    tracker_class = DiesOnce if killed else tracker.FileTracker
     fingerprint = Fingerprint.of(config, version=1, inputs={})
     background = device.type == "cuda"  # a thread writes the checkpoints, as in training runs
-    with run_directory(run, fingerprint, config.checkpoints, kind, background=background) as (checkpoints, metrics):
+    opened_run = run_directory(run, fingerprint, config.checkpoints, tracker_class, background=background)
+    with opened_run as (checkpoints, metrics):
         return loop.train(learner, config.optimization, checkpoints, metrics, config.log_every)
 
 

@@ -63,7 +63,7 @@ def compare_steps(
     case = Case(name, {"steps a round": steps, "pairs a step": BATCH, "words": words, "padding": padding})
     case.about = {OURS: "TaskLearner.batches and train_step, packed; last layer on <s> only, words that occur"}
     case.equality["Trainer"] = require_equal(name, "Trainer", compare_gradients(model, task, peer))
-    # Our fine-tuning trains only the words that occur. The Trainer has all words, so gradients are compared without it.
+    # Limit our vocabulary to the words that occur only after gradients were compared: the Trainer trains all words.
     limited_task, _ = active_vocabulary.limit(model, task, CONFIG.optimization.weight_decay)
     variants = {OURS: ours.TrainingRounds(make_learner(model, limited_task), CONFIG.optimization, steps).run}
     variants |= make_trainers(case, peer, task, tokenizer, steps)

@@ -79,7 +79,7 @@ def draw_sequences(lengths: np.ndarray, vocabulary: int, rng: np.random.Generato
 
 
 def draw_masked(lengths: np.ndarray, vocabulary: int, rng: np.random.Generator, group: int) -> MaskedSequences:
-    """Draw sequences of random tokens and mask them as in pre-training."""
+    """Draw sequences of random tokens and mask them as in pre-training. `group` is the index of their metric group."""
     original = draw_sequences(lengths, vocabulary, rng)
     layout = Vocabulary.xlm_r(vocabulary)
     masked_ids, target_indices = masking.mask(original.flat, original.lengths, layout, ObjectivesConfig(), rng)
