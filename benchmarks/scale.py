@@ -219,8 +219,7 @@ def run_case(python: str, *arguments: str) -> dict[str, Any]:
     command = [python, "-m", "benchmarks.scale", "--case", *arguments]
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     # Only the last line is the result, because libraries may print lines of their own.
-    result: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
-    return result
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
 def describe(rows: int, label: str, result: dict[str, Any]) -> str:

@@ -113,8 +113,8 @@ def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
     learner = InfoXLMLearner(config, model.to(device), open_shards(text))
     tracker_class = DiesOnce if killed else tracker.FileTracker
     fingerprint = Fingerprint.of(config, version=1, inputs={})
-    background = device.type == "cuda"  # a thread writes the checkpoints, as in training runs
-    opened_run = run_directory(run, fingerprint, config.checkpoints, tracker_class, background=background)
+    # On a GPU, a thread writes the checkpoints, as in the pre-training stage.
+    opened_run = run_directory(run, fingerprint, config.checkpoints, tracker_class, background=device.type == "cuda")
     with opened_run as (checkpoints, metrics):
         return loop.train(learner, config.optimization, checkpoints, metrics, config.log_every)
 

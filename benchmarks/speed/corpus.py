@@ -26,8 +26,7 @@ def cache_directory() -> Path:
 
 def read_demo() -> dict[str, Any]:
     """Read the section `preparation` of the demo's config."""
-    config: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text(encoding="utf-8"))["preparation"]
-    return config
+    return yaml.safe_load((ROOT / "configs/demo.yaml").read_text(encoding="utf-8"))["preparation"]
 
 
 def list_corpora() -> list[dict[str, Any]]:

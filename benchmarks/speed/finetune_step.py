@@ -5,7 +5,6 @@ and 12.5 per hypothesis. A batch of 32 random pairs contains 39 % padding. The t
 """
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from benchmarks.speed import corpus, inputs, ours, peers, trainer
-from benchmarks.speed.harness import OURS, Case, compute_differences, gradient_of, measure, require_equal
+from benchmarks.speed.harness import OURS, Case, Round, compute_differences, gradient_of, measure, require_equal
 from infoxlm_core.data.examples import from_lists
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import BOS, EOS
@@ -27,7 +26,7 @@ from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training
 
 BATCH = 32
-PAIRS = 6_400
+PAIRS = 6_400  # a multiple of BATCH
 LABELS = ("contradiction", "entailment", "neutral")
 PERCENTS = (0, 1, 5, 25, 50, 75, 95, 99, 100)
 PREMISE = (5, 6, 9, 16, 24, 34, 46, 54, 62)  # lengths in tokens at these percentiles
@@ -55,8 +54,7 @@ def compare_steps(
     words = inputs.VOCABULARIES[vocabulary]
     task = make_task(text)
     model, peer = make_models(size or {}, words, tokenizer)
-    batch_count = PAIRS // BATCH
-    lengths = task.examples.lengths[: batch_count * BATCH].reshape(batch_count, BATCH)
+    lengths = task.examples.lengths.reshape(-1, BATCH)
     padded_lengths = lengths.max(axis=1)  # length of all pairs in a batch after padding
     padding = float(1 - lengths.sum() / (BATCH * padded_lengths).sum())
     name = f"finetune_step, {vocabulary}"
@@ -65,8 +63,8 @@ def compare_steps(
     case.equality["Trainer"] = require_equal(name, "Trainer", compare_gradients(model, task, peer))
     # Limit our vocabulary to the words that occur only after gradients were compared: the Trainer trains all words.
     limited_task, _ = active_vocabulary.limit(model, task, CONFIG.optimization.weight_decay)
-    variants = {OURS: ours.TrainingRounds(make_learner(model, limited_task), CONFIG.optimization, steps).run}
-    variants |= make_trainers(case, peer, task, tokenizer, steps)
+    rounds_of_ours = ours.TrainingRounds(make_learner(model, limited_task), CONFIG.optimization, steps)
+    variants = {OURS: rounds_of_ours.run, **make_trainers(case, peer, task, tokenizer, steps)}
     return measure(case, variants, rounds)
 
 
@@ -75,15 +73,13 @@ def make_learner(model: task_models.TaskModel, task: Training) -> TaskLearner:
     return TaskLearner(CONFIG, model, task, CONFIG.optimization.steps, BestCheckpoints(Path(), CONFIG.selection, "en"))
 
 
-def make_trainers(
-    case: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int
-) -> dict[str, Callable[[int], float]]:
+def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int) -> dict[str, Round]:
     """Make variants of the Trainer with random batches and with batches of similar lengths."""
     rows = []
     for index, label in enumerate(task.targets):
         rows.append({"input_ids": task.examples.take([index]).ids.tolist(), "labels": int(label)})
     collate = DataCollatorWithPadding(tokenizers.load_fast(tokenizer))
-    variants: dict[str, Callable[[int], float]] = {}
+    variants: dict[str, Round] = {}
     for name, sampling in (("Trainer", "random"), ("Trainer, group_by_length", "group_by_length")):
         # No weight decay, as in CONFIG; AdamW's default is 0.01.
         variants[name] = trainer.TrainerRounds(peer, rows, collate, sampling, BATCH, steps, weight_decay=0.0).run
@@ -94,11 +90,11 @@ def make_trainers(
     return variants
 
 
-def make_task(text: np.ndarray, pairs: int = PAIRS) -> Training:
+def make_task(text: np.ndarray) -> Training:
     """Make sentence pairs for classification from consecutive tokens of the text, with random labels."""
     rng = np.random.default_rng(inputs.SEED)
-    premise_lengths = draw_lengths(rng, pairs, PREMISE)
-    hypothesis_lengths = draw_lengths(rng, pairs, HYPOTHESIS)
+    premise_lengths = draw_lengths(rng, PAIRS, PREMISE)
+    hypothesis_lengths = draw_lengths(rng, PAIRS, HYPOTHESIS)
     text = np.resize(text, int(premise_lengths.sum() + hypothesis_lengths.sum()))  # repeats the text if it is short
     rows = []
     start = 0
@@ -109,7 +105,7 @@ def make_task(text: np.ndarray, pairs: int = PAIRS) -> Training:
         hypothesis = text[premise_end:end].tolist()
         rows.append([BOS, *premise, EOS, EOS, *hypothesis, EOS])
         start = end
-    return Training(HEAD, from_lists(rows), rng.integers(0, len(LABELS), pairs), LABELS)
+    return Training(HEAD, from_lists(rows), rng.integers(0, len(LABELS), PAIRS), LABELS)
 
 
 def draw_lengths(rng: np.random.Generator, count: int, percentiles: tuple[int, ...]) -> np.ndarray:

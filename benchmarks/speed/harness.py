@@ -16,6 +16,9 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
+Round = Callable[[int], float | None]
+"""A function that does the work of a round, given its number, and returns the units of work. The result None stands for
+`case.inputs[case.unit]` units."""
 OURS = "ours"
 LIMITS = {"loss": 1e-5, "gradient": 1e-5, "worst tensor": 1e-4}
 """Largest relative differences between two timed variants."""
@@ -59,12 +62,11 @@ class Case:
         return 1 / statistics.median(self.seconds_per_unit(variant))
 
 
-def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], rounds: int) -> Case:
+def measure(case: Case, variants: Mapping[str, Round], rounds: int) -> Case:
     """Time all variants in every round and store the seconds in the case.
 
     Args:
-        variants: functions by name. A function takes the number of a round, does its work, and returns the units of
-            work. The result None stands for `case.inputs[case.unit]` units.
+        variants: functions by name.
         rounds: number of timed rounds. A warm-up, round 0, precedes them. With 0 rounds, nothing runs.
     """
     if not rounds:

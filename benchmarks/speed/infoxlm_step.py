@@ -1,9 +1,7 @@
 """Compare our optimizer step of InfoXLM with the released code: losses, clipping, AdamW, key encoder and queue."""
 
-from collections.abc import Callable
-
 from benchmarks.speed import inputs, ours, peers
-from benchmarks.speed.harness import OURS, Case, compute_differences, measure, require_equal
+from benchmarks.speed.harness import OURS, Case, Round, compute_differences, measure, require_equal
 from benchmarks.speed.reference import Reference
 
 QUEUE = 131_072
@@ -32,7 +30,7 @@ def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict[str, int]
     case = Case(f"infoxlm_step, {shape}, {vocabulary}", inputs.describe_batches(batches[1:] or batches))
     case.inputs["queue"] = queue
     case.about = {OURS: "train_step: packed, one backward, contrast stops at its layer, fused AdamW, lerp"}
-    variants: dict[str, Callable[[int], None]] = {OURS: lambda number: learner.take_step(batches[number])}
+    variants: dict[str, Round] = {OURS: lambda number: learner.take_step(batches[number])}
     fairseq_problem = peers.why_no_fairseq()
     if fairseq_problem:
         case.skipped[PEER] = fairseq_problem

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def measure_peak(variant: str, words: int) -> int:
     small_batch: Any = inputs.make_batch("ragged", words, 0, count=1)
     batch: Any = inputs.make_batch("ragged", words, 1)
     module: Any = model
-    loss: Callable[[Any], Any]
+    loss: Any
     if variant == OURS:
         loss = ours.FixedBatchLearner(config, model).mean_loss
     else:

@@ -37,8 +37,7 @@ class Reference:
         load_fairseq(self.query, weights)
         self.names = list(weights)
         load_fairseq(self.key, weights | weights_of(keys))  # upper layers and head come from the query model
-        assert model.projection is not None
-        assert keys.projection is not None
+        assert model.projection is not None and keys.projection is not None
         self.projection = nn.Parameter(model.projection.detach().clone())
         self.key_projection = keys.projection.detach().clone()
         self.queue = queue.rows.clone()

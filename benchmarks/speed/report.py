@@ -62,10 +62,10 @@ def format_section(case: Case) -> list[str]:
     lines += [f"| variant | CPU s | wall s | {case.unit} per CPU s | times ours |", "|---|---|---|---|---|"]
     for name in case.cpu:
         ratios = case.ratios(name)
-        ratio = "1" if name == OURS else f"{statistics.median(ratios):.2f} [{min(ratios):.2f} … {max(ratios):.2f}]"
+        times_ours = f"{statistics.median(ratios):.2f} [{min(ratios):.2f} … {max(ratios):.2f}]" if name != OURS else "1"
         cpu = statistics.median(case.cpu[name])
         wall = statistics.median(case.wall[name])
-        lines.append(f"| {name} | {cpu:.3g} | {wall:.3g} | {format_number(case.rate(name))} | {ratio} |")
+        lines.append(f"| {name} | {cpu:.3g} | {wall:.3g} | {format_number(case.rate(name))} | {times_ours} |")
     return [*lines, ""]
 
 
