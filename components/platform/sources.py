@@ -332,10 +332,10 @@ def _copy_model(source: str, copies: Path, file_names: Sequence[str]) -> Path:
     """
     listing = _list_uri(source, recursive=False)
     files = dict(listing.files)
-    requested_files = {name: files[name] for name in file_names if name in files}
-    if requested_files:
-        files = requested_files
-    elif not file_names:  # otherwise, the URI may name a single file, such as a tokenizer with an unusual name
+    if file_names:
+        # If none of the files exist, the URI may name a single file, such as a tokenizer with an unusual name.
+        files = {name: files[name] for name in file_names if name in files} or files
+    else:
         for subdirectory in _list_model_subdirectories(files):
             inner_files = _list_files(storage.open(f"{listing.uri}/{subdirectory}"), recursive=True)
             files |= {f"{subdirectory}/{name}": entry for name, entry in inner_files.items()}
