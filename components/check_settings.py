@@ -90,7 +90,7 @@ def check_settings(
         # Return references, because the settings of many trials are too large for a Kubeflow parameter.
         for trial in checked_trials:
             for name in trial:
-                if name != "trial":  # only a name, a seed and a description
+                if name != "trial":  # a small mapping: variant, seed, description and rank
                     trial[name] = parameters.write_reference(store, trial[name])
         # KFP requires all outputs, even if this run has no translator.
         references = [parameters.write_reference(store, checked.get(name, {})) for name in output_names]

@@ -86,7 +86,7 @@ def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment
             "cluster is empty, and this step's pod has no GPUs: start the run by `infoxlm submit`, or set `cluster` to "
             "at least {image: name@sha256:…}, or set num_workers to 0 to train on this pod's CPU"
         )
-    # For the same reason, a training run without workers (0) also needs a RayJob, unlike text processing.
+    # A training run without workers (0) also goes to the cluster, where it is refused with a message about the pool.
     if cluster and (spec.num_workers or spec.is_training):
         LAUNCHERS["kuberay"](spec, cluster, step_environment)
     else:
