@@ -21,7 +21,7 @@ def _check_number(value: Any) -> Any:
     """Reject booleans and strings, which pydantic would convert to numbers, and values beyond fp32."""
     if isinstance(value, str | bool):
         raise PydanticCustomError("number", "Input should be a valid number")
-    if isinstance(value, int | float) and LARGEST_FLOAT < abs(value) < math.inf:
+    if isinstance(value, int | float) and LARGEST_FLOAT < abs(value) < math.inf:  # other rules reject infinity
         raise PydanticCustomError("number", "Input should be at most 3.4e38, the largest fp32 number")
     return value
 
@@ -61,7 +61,7 @@ def set_by_name(values: Any, name: str, new_value: Any, location: str) -> None:
         values: the outermost mapping, as read from a YAML file.
         name: dotted name of the value.
         new_value: the value to set.
-        location: origin of the name, for the error message.
+        location: where the name was given, for the error message.
 
     Raises:
         ConfigError: the dotted name leads through a value that is not a mapping.
@@ -69,7 +69,7 @@ def set_by_name(values: Any, name: str, new_value: Any, location: str) -> None:
     *section_names, field_name = name.split(".")
     section = values
     for section_name in section_names:
-        if not isinstance(section, dict):
+        if not isinstance(section, dict):  # the next check rejects the name
             break
         section = section.setdefault(section_name, {})
     if not isinstance(section, dict):
@@ -150,7 +150,7 @@ def _describe_error(config_class: type[StageConfig], error: ValidationError, sec
     """Describe the first invalid field in one line: its name, the rule and its value."""
     first_error = error.errors()[0]
     location = first_error["loc"]
-    field = ".".join(str(name) for name in (section, *location) if name != "")
+    field = ".".join(str(name) for name in (section, *location) if name != "")  # `section` may be empty
     reason = first_error["msg"].removeprefix("Value error, ")
     if first_error["type"] == "extra_forbidden":
         valid_names = ", ".join(sorted(_list_fields_at(config_class, location[:-1])))
@@ -163,7 +163,7 @@ def _describe_error(config_class: type[StageConfig], error: ValidationError, sec
 
 
 def _omit_added_fields(config: StageConfig, values: dict[str, Any]) -> None:
-    """Remove all fields listed in `added_later` that have their default values. Nested configs are included."""
+    """Remove the `added_later` fields with default values, also from nested configs. `result_fields` says why."""
     for name, value in config:
         if name in config.added_later and value == type(config).model_fields[name].default:
             del values[name]

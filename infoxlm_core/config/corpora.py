@@ -98,26 +98,26 @@ class CorpusSource(StageConfig):
             return True
         if self.format == "text":
             return False
+        # Without `languages`, all languages of the run are read.
         return not self.languages or (pivot in self.languages and len(self.languages) > 1)
 
     @model_validator(mode="after")
     def _check_languages_and_paths(self) -> Self:
         """Check languages, paths and columns against the format."""
-        language_counts = {"text": (1,), "tsv": (1, 2), "moses": (2,)}
-        if self.format in language_counts:
-            valid_counts = language_counts[self.format]
-            if len(self.languages) not in valid_counts:
-                raise ValueError(f"corpus {self.name}: format {self.format} needs {valid_counts[-1]} languages")
-        path_count = 2 if self.format == "moses" else 1
-        if len(self.paths) not in (1, path_count):
-            raise ValueError(f"corpus {self.name}: format {self.format} needs {path_count} path")
-        if not all(self.paths):
+        counts = {"text": (1,), "tsv": (1, 2), "moses": (2,)}.get(self.format)  # other formats: any number
+        if counts and len(self.languages) not in counts:
+            needed = " or ".join(str(count) for count in counts)
+            raise ValueError(f"corpus {self.name}: format {self.format} needs {needed} languages")
+        if not self.paths or not all(self.paths):
             raise ValueError(f"corpus {self.name}: path is empty")
+        max_paths = 2 if self.format == "moses" else 1  # one file per language, if they are not in a zip file
+        if len(self.paths) > max_paths:
+            raise ValueError(f"corpus {self.name}: path has {len(self.paths)} items, {self.format} allows {max_paths}")
         directory = self.paths[0].rpartition("/")[0]
         if self.is_pattern and (len(self.paths) > 1 or "*" in directory):
-            raise ValueError(f"corpus {self.name}: path may have * only in the name of a file, and not in two paths")
+            raise ValueError(f"corpus {self.name}: path may have * only in the name of a file, and only in one path")
         if self.is_pattern and self.sha256:
-            raise ValueError(f"corpus {self.name}: a path with * has no sha256: remove it")
+            raise ValueError(f"corpus {self.name}: a path with * has no sha256, as it may match many files: remove it")
         if len(set(self.languages)) < len(self.languages):
             raise ValueError(f"corpus {self.name}: languages contains a language twice")
         if self.columns and len(self.columns) != len(self.languages):
@@ -163,10 +163,10 @@ class CleaningConfig(StageConfig):
     added_later: ClassVar[tuple[str, ...]] = ("near_duplicates", "same_numbers", "same_placeholders", "similarity")
 
     min_characters: PositiveInt = 2
-    """Lines with fewer characters than this, after normalisation, are dropped."""
+    """Lines with fewer characters than this, after normalization, are dropped."""
 
     max_characters: PositiveInt = 10_000
-    """Lines with more characters than this, after normalisation, are dropped."""
+    """Lines with more characters than this, after normalization, are dropped."""
 
     min_words: PositiveInt = 1
     """Lines with fewer words than this are dropped, except in languages without spaces between words."""
@@ -261,7 +261,7 @@ class PreparationConfig(StageConfig):
 
     @property
     def holds_out_pairs(self) -> bool:
-        """Whether pairs are held out for evaluating retrieval, as far as the config tells."""
+        """Whether pairs are held out for evaluating retrieval, judging by the config alone."""
         for corpus in self.corpora:
             if corpus.may_have_pairs(self.pivot) and (self.held_out_share > 0 or corpus.name in self.held_out):
                 return True
@@ -269,7 +269,7 @@ class PreparationConfig(StageConfig):
 
     @property
     def labels(self) -> set[str]:
-        """Labels of the labelled text: the names of all training corpora that may have pairs."""
+        """Labels of the labeled text: the names of all training corpora that may have pairs."""
         if self.labelled_share == 0:
             return set()
         names = {corpus.name for corpus in self.corpora if corpus.may_have_pairs(self.pivot)}

@@ -38,7 +38,7 @@ def list_settings(
     for name, field in config_class.model_fields.items():
         default = field.get_default(call_default_factory=True) if defaults is None else getattr(defaults, name)
         inner_config, suffix = _find_inner_config(field.annotation)
-        if inner_config is None or field.description:
+        if inner_config is None or field.description:  # other nested configs are listed by their fields only
             default_text = "required" if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
             yield Setting(prefix + name, _describe_type(field), default_text, _join_lines(field.description))
         if inner_config is not None:
@@ -75,12 +75,14 @@ def _join_lines(docstring: str | None) -> str:
 
 
 def _find_inner_config(annotation: Any) -> tuple[type[StageConfig] | None, str]:
-    """Return the config class in a field's annotation, or None, and the suffix of the field's dotted name: `[]` for
-    configs in a tuple, `.NAME` for configs in a mapping."""
+    """Return the config class in a field's annotation, or None, and the suffix for the field's dotted name.
+
+    The suffix is `[]` for configs in a tuple, and `.NAME` for configs in a mapping.
+    """
     if isinstance(annotation, type) and issubclass(annotation, StageConfig):
         return annotation, ""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType) and arguments[-1] is NoneType:
+    if origin in (Union, UnionType) and arguments[-1] is NoneType:  # an optional config
         return _find_inner_config(arguments[0])
     if origin is tuple:
         return _find_inner_config(arguments[0])[0], "[]"

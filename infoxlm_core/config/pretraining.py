@@ -88,20 +88,20 @@ class Objective:
 
 
 class ObjectivesConfig(StageConfig):
-    """Loss weights of the objectives, and the choice of masked tokens. Training minimises the weighted sum of the
+    """Loss weights of the objectives, and the choice of masked tokens. Training minimizes the weighted sum of the
     losses. Weight 0 disables an objective."""
 
     mlm: Annotated[Weight, Objective("infoxlm", "xlm", "bert")] = 1.0
-    """Weight of masked language modelling (MLM) on text of one language."""
+    """Weight of masked language modeling (MLM) on text of one language."""
 
     tlm: Annotated[Weight, Objective("infoxlm", "xlm")] = 1.0
-    """Weight of translation language modelling (TLM), which masks tokens of a translation pair in one sequence."""
+    """Weight of translation language modeling (TLM), which masks tokens of a translation pair in one sequence."""
 
     xlco: Annotated[Weight, Objective("infoxlm")] = 1.0
     """Weight of cross-lingual contrast (XLCO) on translation pairs; see `contrast`."""
 
     clm: Annotated[Weight, Objective("xlm")] = 0.0
-    """Weight of causal language modelling (CLM); only for system xlm."""
+    """Weight of causal language modeling (CLM); only for system xlm."""
 
     nsp: Annotated[Weight, Objective("bert")] = 0.0
     """Weight of next-sentence prediction (NSP); only for system bert."""
@@ -339,18 +339,19 @@ class PretrainingConfig(StageConfig):
             return self  # the start's sizes are known only after loading
         universal_layer = self.contrast.resolve_layer(self.model.layers)
         if self.system == "infoxlm" and universal_layer > self.model.layers:
-            raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
+            raise ValueError(
+                f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers}): set a lower layer"
+            )
         if self.max_sequence_tokens > self.model.max_tokens:
             raise ValueError(
                 f"sequences of {self.max_sequence_tokens} tokens (batches.block_tokens, or 2 * batches.side_tokens "
-                f"+ 3) exceed model.max_tokens ({self.model.max_tokens})"
+                f"+ 3) exceed model.max_tokens ({self.model.max_tokens}): set shorter sequences or a larger maximum"
             )
         return self
 
     @model_validator(mode="after")
     def _check_start_of_contrast(self) -> Self:
-        """Check that a late start of contrast leaves an objective for earlier steps, and is not combined with
-        `tokens`."""
+        """Check that another objective trains before `contrast.start_step`, and that `tokens` is not set as well."""
         has_only_contrast = self.objectives.xlco and not (self.objectives.mlm or self.objectives.tlm)
         if self.contrast.start_step and has_only_contrast:
             raise ValueError(
@@ -358,7 +359,10 @@ class PretrainingConfig(StageConfig):
                 "set it to 0"
             )
         if self.tokens and self.contrast.start_step:
-            raise ValueError("tokens needs steps of equal cost: set tokens or contrast.start_step to 0")
+            raise ValueError(
+                f"tokens ({self.tokens}) needs steps of equal cost, but contrast.start_step "
+                f"({self.contrast.start_step}) makes later steps more expensive: set one of the two to 0"
+            )
         return self
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ from infoxlm_core.config.base import (
 )
 from infoxlm_core.config.training import Beta, CheckpointsConfig, OptimizationConfig
 
-_LANGUAGE_CODE = "[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}"
+_LANGUAGE_CODE = "[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}"  # such as de, zh-Hant or pt_BR
 _RETRIEVAL_METRIC = re.compile(rf"retrieval/(served|best|no_overlap|xx_[a-z]{{2,3}}|[a-z]{{2,3}}_xx|{_LANGUAGE_CODE})")
 _MEAN_METRIC = re.compile(rf"(classification|guard|translation)/(mean|{_LANGUAGE_CODE})")
 
