@@ -18,9 +18,9 @@ from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 
 INPUTS = ("input_ids", "attention_mask")
 OUTPUTS = ("token_embeddings", "sentence_embedding")
-OPSET = 18
+OPSET = 18  # the oldest version that the exporter supports
 MAX_EMBEDDED_BYTES = 2_000_000_000
-"""Maximum size in bytes of weights inside the ONNX file. The limit of a Protocol Buffers file is 2 GiB."""
+"""Maximum size of the weights inside an ONNX file, in bytes. ONNX files are Protocol Buffers, limited to 2 GiB."""
 WEIGHTS_FILE = "model.onnx_data"  # the file name that text-embeddings-inference downloads
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -33,15 +33,18 @@ def check_installed() -> None:
 
 
 def write(encoder: SentenceEncoder, path: Path) -> None:
-    """Write an encoder as an fp32 ONNX file. Store weights larger than `MAX_EMBEDDED_BYTES` in `WEIGHTS_FILE`."""
+    """Write an encoder as an fp32 ONNX file.
+
+    If the weights exceed `MAX_EMBEDDED_BYTES` in total, store them beside the ONNX file, in `WEIGHTS_FILE`.
+    """
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    example_ids = torch.full((2, 4), 5)  # the exporter treats sizes 0 and 1 as constants
+    example_ids = torch.full((2, 4), 5)  # any ids; the exporter would treat sizes 0 and 1 as constants
     example_mask = torch.ones_like(example_ids)
     dynamic_shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    # Hide the progress messages of the export, and a warning that torchvision is not installed.
+    # Hide the exporter's progress messages and its warning that torchvision is not installed.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -62,14 +65,14 @@ def write(encoder: SentenceEncoder, path: Path) -> None:
 
 
 def quantise(path: Path, output: Path) -> None:
-    """Quantise an ONNX file's matrices and word embeddings to 8 bits. Activations are quantised at run time."""
+    """Quantize an ONNX file's matrices and word embeddings to 8 bits. Activations are quantized at run time."""
     from onnxruntime.quantization import quantize_dynamic
 
     root_logger = logging.getLogger()
     level = root_logger.level
-    root_logger.setLevel(logging.ERROR)  # hide advice to pre-process the file, which the exporter has already done
+    root_logger.setLevel(logging.ERROR)  # hide the advice to pre-process the file, which the exporter has done
     try:
-        # Use one scale per column, because one scale per matrix doubles the angle to the fp32 vectors.
+        # per_channel gives each column its own scale. One scale per matrix would double the angle to the fp32 vectors.
         quantize_dynamic(path, output, op_types_to_quantize=["MatMul", "Gather"], per_channel=True)
     finally:
         root_logger.setLevel(level)

@@ -18,7 +18,7 @@ from infoxlm_core.model.huggingface.directories import MODULES
 
 DEFAULT_PROMPT = "query"
 POOLINGS = ("cls", "mean")
-BATCH = 32
+BATCH = 32  # texts per forward pass of `embed`
 
 VectorFunction = Callable[[Tensor, Tensor], Tensor]
 """Computes (B, d) sentence vectors for (B, L) int64 token ids and their attention mask."""
@@ -76,7 +76,7 @@ class SentenceEncoder(nn.Module):
 
 
 def load(directory: Path) -> SentenceEncoder:
-    """Load an encoder on the CPU in fp32, without its head and the layers above its sentence vectors.
+    """Load an encoder on the CPU in fp32. Remove its head, and all layers above the layer of its sentence vectors.
 
     Raises:
         InputError: the Hugging Face directory has no encoder, or the encoder's vectors cannot be exported.
@@ -88,12 +88,12 @@ def load(directory: Path) -> SentenceEncoder:
     any_encoder.drop_layers(model, settings.layer)
     encoder.config.num_hidden_layers = settings.layer
     if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None  # unused
+        encoder.pooler = None  # sentence vectors are pooled from the hidden states instead
     return SentenceEncoder(encoder, settings)
 
 
 def _check_exportable(directory: Path, settings: VectorSettings, encoder: Any) -> None:
-    """Raise InputError for an unsupported pooling, or for a layer at which the encoder cannot end."""
+    """Raise InputError if the pooling is unsupported, or if the layers above the vectors cannot be removed."""
     if settings.pooling not in POOLINGS:
         raise InputError(
             f"{directory}: pooling {settings.pooling} cannot be exported: give a model with {' or '.join(POOLINGS)}"
@@ -118,7 +118,7 @@ def read_settings(directory: Path) -> VectorSettings:
         normalise = bool(our_settings.get("normalise", False))
         prompts = any_encoder.Prompts({}, None)
         prefix = our_settings.get("prefix", "")
-        if prefix:
+        if prefix:  # sentence-transformers' `encode_query` and `encode_document` use the prompts of these names
             prompts = any_encoder.Prompts({DEFAULT_PROMPT: prefix, "document": prefix}, DEFAULT_PROMPT)
         return VectorSettings(layer, pooling, normalise, prompts)
     normalise = (directory / MODULES).is_file() and _has_normalize_module(directory)
@@ -132,7 +132,7 @@ def _has_normalize_module(directory: Path) -> bool:
 
 
 def embed(compute_vectors: VectorFunction, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """Return (N, d) vectors of N texts. Batches contain texts of similar length.
+    """Return (N, d) vectors of N texts. Batches contain texts of similar length, to minimize padding.
 
     Args:
         compute_vectors: function that computes the vectors of a batch.

@@ -2,7 +2,7 @@
 
     config.json, model.safetensors           the encoder without its head and the layers above its sentence vectors
     tokenizer.json, tokenizer_config.json    its tokenizer, with the maximum length in tokens
-    modules.json                             the modules in order: encoder, pooling, normalisation
+    modules.json                             the modules in order: encoder, pooling, normalization
     sentence_bert_config.json                the maximum length in tokens
     1_Pooling/config.json                    the pooling mode
     config_sentence_transformers.json        prompts: texts to prepend to a sentence
@@ -21,10 +21,10 @@ from infoxlm_core import user_files
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 from infoxlm_core.model.huggingface import pretrained, tokenizers
-from infoxlm_core.model.huggingface.any_encoder import LENGTH, PROMPTS, read_max_seq_length
+from infoxlm_core.model.huggingface.any_encoder import LENGTH_FILE, PROMPTS_FILE, read_max_seq_length
 from infoxlm_core.model.huggingface.directories import MODULES, POOLING
 
-_MODULE_TYPES = "sentence_transformers.models"
+_MODULE_PACKAGE = "sentence_transformers.models"
 
 
 def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: str) -> None:
@@ -42,7 +42,7 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
     (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_tokenizer_settings(source, directory, max_tokens)
     _write_modules(encoder, directory)
-    _write_json(directory / LENGTH, {"max_seq_length": max_tokens, "do_lower_case": False})
+    _write_json(directory / LENGTH_FILE, {"max_seq_length": max_tokens, "do_lower_case": False})
     prompts = encoder.settings.prompts
     prompt_config = {
         "__version__": {"sentence_transformers": "3.0.0"},  # the oldest version with all of these keys
@@ -50,17 +50,17 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
         "default_prompt_name": prompts.default_name,
         "similarity_fn_name": "cosine",
     }
-    _write_json(directory / PROMPTS, prompt_config)
+    _write_json(directory / PROMPTS_FILE, prompt_config)
 
 
 def _write_modules(encoder: SentenceEncoder, directory: Path) -> None:
-    """Write modules.json and the pooling config."""
+    """Write modules.json, which lists the modules in order, and the config of the pooling module."""
     path_by_module = {"Transformer": "", "Pooling": POOLING}
     if encoder.settings.normalise:
-        path_by_module["Normalize"] = "2_Normalize"  # a directory that does not exist, because this module has no files
+        path_by_module["Normalize"] = "2_Normalize"  # only a name: this module has no files, so no directory
     modules = []
     for number, (name, path) in enumerate(path_by_module.items()):
-        modules.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
+        modules.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_PACKAGE}.{name}"})
     _write_json(directory / MODULES, modules)
     pooling_config = {
         "word_embedding_dimension": encoder.encoder.config.hidden_size,
@@ -73,7 +73,7 @@ def _write_modules(encoder: SentenceEncoder, directory: Path) -> None:
 
 
 def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> None:
-    """Write model.safetensors and config.json, with the source's weight names and config fields."""
+    """Write model.safetensors and config.json. Weight names and config fields are those of the source model."""
     model = encoder.encoder
     settings = encoder.settings
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
@@ -83,11 +83,12 @@ def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> N
         if name == "vocab_size" or name.endswith("_token_id"):  # a trimmed tokenizer has different ids
             config[name] = getattr(model.config, name)
     config["architectures"] = [type(model).__name__]
-    layer_field = model.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # n_layers in DistilBERT
+    # The layers above the sentence vectors were removed. DistilBERT calls the number of layers n_layers.
+    layer_field = model.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     config[layer_field] = settings.layer
     config.pop("torch_dtype", None)  # former name of `dtype`
     config["dtype"] = "float32"
-    # Add the settings of our own models, so that `infoxlm embed` computes the same vectors.
+    # `infoxlm embed` reads this key, so it computes the same vectors as sentence-transformers.
     config["infoxlm"] = {"layer": settings.layer, "pooling": settings.pooling, "normalise": settings.normalise}
     if settings.prefix:
         config["infoxlm"]["prefix"] = settings.prefix
@@ -110,9 +111,9 @@ def read_tokenizer(source: Path) -> str:
 
 
 def _write_tokenizer_settings(source: Path, directory: Path, max_tokens: int) -> None:
-    """Write a tokenizer_config.json that makes all versions of Transformers follow tokenizer.json exactly.
+    """Write a tokenizer_config.json with the generic tokenizer class, which uses tokenizer.json unchanged.
 
-    The generic class does so. Classes such as XLMRobertaTokenizer replace the normaliser of tokenizer.json.
+    In some versions of Transformers, classes such as XLMRobertaTokenizer replace the normalizer of tokenizer.json.
     """
     tokenizer = tokenizers.load(source)
     settings: dict[str, Any] = {

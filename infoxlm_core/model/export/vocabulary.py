@@ -59,6 +59,8 @@ def _load(content: str) -> Tokenizer:
 def find_pieces_in_text(content: str, lines: Iterable[str]) -> set[int]:
     """Return the ids of all pieces and single characters that occur in a text.
 
+    The characters let the trimmed tokenizer split new words of the same script, instead of returning unknown tokens.
+
     Args:
         content: content of a tokenizer.json.
         lines: lines of the text.
@@ -69,13 +71,13 @@ def find_pieces_in_text(content: str, lines: Iterable[str]) -> set[int]:
     characters = {"▁"}  # SentencePiece's symbol for a space
     for batch in _iterate_batches(lines):
         for line, encoding in zip(batch, tokenizer.encode_batch(batch), strict=True):
-            normalised_line = tokenizer.normalizer.normalize_str(line) if tokenizer.normalizer else line
+            normalized_line = tokenizer.normalizer.normalize_str(line) if tokenizer.normalizer else line
             ids.update(encoding.ids)
-            characters.update(normalised_line)
+            characters.update(normalized_line)
             if isinstance(tokenizer.model, WordPiece) and tokenizer.model.unk_token in encoding.tokens:
                 # WordPiece returns the unknown token for a word if any part of the word has no piece. Keep all pieces
                 # of the word, because WordPiece could otherwise find a different split.
-                pieces = _iterate_substrings(tokenizer, normalised_line)
+                pieces = _iterate_substrings(tokenizer, normalized_line)
                 ids.update(vocabulary[piece] for piece in pieces if piece in vocabulary)
     ids.update(vocabulary[piece] for piece in vocabulary if piece.removeprefix(_CONTINUATION) in characters)
     return ids
@@ -89,7 +91,7 @@ def _iterate_batches(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _iterate_substrings(tokenizer: Tokenizer, text: str) -> Iterator[str]:
-    """Yield all substrings of a normalised text's words, in WordPiece's notation."""
+    """Yield all substrings of a normalized text's words, in WordPiece's notation."""
     for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
         for start in range(len(word)):
             prefix = _CONTINUATION if start else ""
@@ -160,12 +162,12 @@ def _replace_template_ids(processor: dict[str, Any], new_ids: dict[int, int]) ->
 
 
 def trim_embeddings(encoder: SentenceEncoder, tokenizer: TrimmedTokenizer) -> None:
-    """Remove an encoder's word embeddings for the pieces that the trimmed tokenizer lacks."""
+    """Remove the word embeddings of pieces that the trimmed tokenizer lacks, and update the ids in the config."""
     model: Any = encoder.encoder
     all_embeddings = model.get_input_embeddings().weight.detach()  # (V, d)
     remaining_embeddings = all_embeddings[torch.tensor(tokenizer.original_ids)]
     model.set_input_embeddings(nn.Embedding.from_pretrained(remaining_embeddings))
     model.config.vocab_size = len(remaining_embeddings)
     for name, token_id in model.config.to_dict().items():
-        if name.endswith("_token_id") and token_id in tokenizer.original_ids:
+        if name.endswith("_token_id") and token_id in tokenizer.original_ids:  # None for a token that the model lacks
             setattr(model.config, name, tokenizer.original_ids.index(token_id))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # this import takes three seconds, so leave it to processes t
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
 logger = logging.getLogger(__name__)
-PROMPTS = "config_sentence_transformers.json"
-LENGTH = "sentence_bert_config.json"
+PROMPTS_FILE = "config_sentence_transformers.json"
+LENGTH_FILE = "sentence_bert_config.json"
 _COPY_AGAIN = "copy the model again"  # remedy for a damaged file
 _POOLING_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "cls": "cls", "mean": "mean"}
 
@@ -82,7 +82,10 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
 
 
 def _check_forward_pass(model: Any, directory: Path) -> None:
-    """Switch a model to evaluation mode, and raise InputError if a forward pass of one token fails."""
+    """Switch a model to evaluation mode, and raise InputError if a forward pass of one token fails.
+
+    Some errors in a config are harmless while the model is loaded.
+    """
     one_token = torch.zeros(1, 1, dtype=torch.long)
     try:
         with torch.no_grad():
@@ -108,7 +111,8 @@ def read_contrast_settings(config: PretrainedConfig) -> EmbeddingSettings | None
 
 def find_embedding_settings(model: "Model") -> EmbeddingSettings:
     """Return the default layer and pooling of a loaded model. See `read_embedding_settings`."""
-    return _choose_embedding_settings(model.config, Path(str(model.name_or_path)))
+    directory = Path(str(model.name_or_path))  # from which Transformers loaded the model
+    return _choose_embedding_settings(model.config, directory)
 
 
 def read_embedding_settings(directory: Path) -> EmbeddingSettings:
@@ -142,6 +146,7 @@ def _read_pooling(directory: Path) -> str:
         if class_name == "Dense":
             _warn_about_dense_module(directory)
         elif class_name == "Pooling":
+            # Use only the last part of the path, so that no file outside the model is read.
             pooling = _read_pooling_mode(directory / Path(module["path"]).name / "config.json")
     return pooling
 
@@ -149,11 +154,12 @@ def _read_pooling(directory: Path) -> str:
 def _read_pooling_mode(path: Path) -> str:
     """Read the pooling from the config of a `Pooling` module. Raise InputError unless it is `cls` or `mean`."""
     settings = user_files.read_json(path, dict[str, Any], _COPY_AGAIN)
-    modes = settings.get("pooling_mode")  # a name or a list of names
-    if modes is None:  # before version 6 of sentence-transformers, each mode had a key
-        modes = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
-    mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes  # several modes are refused below
-    if str(mode) not in _POOLING_MODES:
+    mode = settings.get("pooling_mode")  # a name or a list of names
+    if mode is None:  # before version 6 of sentence-transformers, each mode had a key
+        mode = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
+    if isinstance(mode, list) and len(mode) == 1:
+        (mode,) = mode
+    if str(mode) not in _POOLING_MODES:  # another mode, or a combination of several
         raise InputError(f"{path}: its pooling is {mode!r:.100}, not cls or mean: give a layer and a pooling")
     return _POOLING_MODES[str(mode)]
 
@@ -165,26 +171,26 @@ def _warn_about_dense_module(directory: Path) -> None:
 
 
 def copy_embedding_settings(start: Path, export: Path) -> None:
-    """Copy the layer and pooling that a start model records to the config.json of its untrained export.
+    """Copy the layer and pooling of a start model, if recorded, to the config.json of the start's untrained export.
 
-    Otherwise the start model would be measured with the layer and pooling of the training, which may suit it less.
+    Evaluations use the export as the baseline. With the layer and pooling of the training run, it might score worse.
 
     Args:
         start: directory of the model that a training run starts from.
-        export: directory of the export that the run wrote before the first step.
+        export: directory with the same weights in the format of the run, written before the first step.
     """
     if not pretrained.read_config(start).get("infoxlm") and not (start / MODULES).is_file():
-        return  # no settings are recorded
+        return
     try:
         settings = read_embedding_settings(start)
-    except InputError as error:
-        logger.warning("the start is measured with the layer and pooling of its training: %s", error)
+    except InputError as error:  # a pooling that we do not support; training is possible nevertheless
+        logger.warning("the start model is evaluated with the layer and pooling of the training run: %s", error)
         return
     path = export / "config.json"
     config = user_files.read_json(path, dict[str, Any], "export the model again")
     config["infoxlm"] |= {"layer": settings.layer, "pooling": settings.pooling}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    if not (start / PROJECTION).is_file():  # in this case, the export's projection is random
+    if not (start / PROJECTION).is_file():  # the export's projection has random initial weights
         (export / PROJECTION).unlink(missing_ok=True)
 
 
@@ -218,7 +224,7 @@ def read_prompts(directory: Path) -> Prompts:
     Raises:
         InputError: the default prompt does not exist.
     """
-    path = directory / PROMPTS
+    path = directory / PROMPTS_FILE
     if not (directory / MODULES).is_file() or not path.is_file():
         return Prompts({}, None)
     settings = user_files.read_json(path, dict[str, Any], _COPY_AGAIN)
@@ -226,7 +232,7 @@ def read_prompts(directory: Path) -> Prompts:
     text_by_name = {name: text for name, text in stored_prompts.items() if isinstance(text, str)}
     default_name = settings.get("default_prompt_name")
     if default_name is not None and default_name not in text_by_name:
-        raise InputError(f"{path}: no prompt {default_name!r:.100}: {_COPY_AGAIN}")
+        raise InputError(f"{path}: default_prompt_name {default_name!r:.100} is not among its prompts: {_COPY_AGAIN}")
     return Prompts(text_by_name, default_name)
 
 
@@ -236,7 +242,7 @@ def read_max_seq_length(directory: Path) -> int:
     The number is `max_seq_length` of a sentence-transformers model, limited to the encoder's maximum.
     """
     max_tokens = pretrained.find_max_tokens(pretrained.read_config(directory))
-    path = directory / LENGTH
+    path = directory / LENGTH_FILE
     if not path.is_file():
         return max_tokens
     max_seq_length = user_files.read_json(path, dict[str, Any], _COPY_AGAIN).get("max_seq_length")
@@ -250,7 +256,7 @@ def read_max_seq_length(directory: Path) -> int:
 
 
 def describe(model: "Model") -> dict[str, Any]:
-    """Return an encoder's type, sizes, contrast settings and prefix, for reports."""
+    """Describe an encoder for reports: its type, sizes, contrast settings and prefix."""
     description = {
         "type": model.config.model_type,
         "layers": model.config.num_hidden_layers,
@@ -274,7 +280,7 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
     path = Path(directory) / PROJECTION
     if read_contrast_settings(model.config) is None or not path.is_file():
         raise InputError(
-            f"{directory} has no contrast vectors (infoxlm in config.json, {PROJECTION}): give mean or cls"
+            f"{directory} has no contrast vectors (infoxlm in config.json, {PROJECTION}): as pooling, give mean or cls"
         )
     projection = pretrained.read_projection(path)
     expected_shape = (model.config.hidden_size, model.config.hidden_size)
@@ -284,7 +290,7 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
 
 
 def find_layers(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Return the layers of an encoder without head, or None for names other than those of BERT and DistilBERT."""
+    """Return the layers of an encoder without head, or None unless it names them as BERT or DistilBERT does."""
     for name in ("encoder", "transformer"):
         layers = getattr(getattr(encoder, name, None), "layer", None)
         if isinstance(layers, torch.nn.ModuleList):

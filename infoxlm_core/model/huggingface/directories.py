@@ -72,7 +72,7 @@ def check_encoder(directory: Path) -> None:
 
 
 def check_no_code(directory: Path) -> None:
-    """Raise InputError if a model contains a file that could run code when Transformers loads the model.
+    """Raise InputError if a model's files could run code, or load other files, when Transformers loads the model.
 
     The weights may be missing, so that a model can be checked before its weights are downloaded.
     """
@@ -80,13 +80,13 @@ def check_no_code(directory: Path) -> None:
         if path.suffix in _CODE_SUFFIXES:
             raise InputError(f"{directory} holds {path.name}, which could run code: keep only safetensors and JSON")
     for path in directory.glob("*.index.json"):
-        _check_index(path)
+        _check_indexed_files(path)
     for path in directory.glob("*config.json"):
         _check_built_in_class(path)
 
 
-def _check_index(path: Path) -> None:
-    """Raise InputError if an index lists weight files outside its directory, because Transformers would load them."""
+def _check_indexed_files(path: Path) -> None:
+    """Raise InputError if an index lists weight files outside its directory. Transformers would load such files."""
     index = user_files.read_json(path, Index, "export the model again")
     for file_name in index["weight_map"].values():
         if Path(file_name).name != file_name:

@@ -28,11 +28,15 @@ from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_head import NameRules
 
+_REMEDY = "give model.pt as it was downloaded"
 HEAD_SIZE = 64  # head size of every XLM-R; the shapes of the weights do not determine it
 
 # Possible prefixes of the query encoder's tensors, in order of preference. InfoXLM's release calls this encoder "fast".
 _PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")
 _PROJECTION = "proj_matrix_fast"  # (1, d, d): z = h @ projection
+# Tensors that do not count as unused: copies of the word embeddings and of the head's bias, and the type row, because
+# it is added to the position embeddings.
+_REDUNDANT = {"lm_head.weight", "lm_head.decoder.weight", "lm_head.decoder.bias", pretrained.TYPE_ROW}
 NAME_RULES = [  # our name -> fairseq's name
     (r"^encoder\.token_embedding\.", "sentence_encoder.embed_tokens."),
     (r"^encoder\.position_embedding\.", "sentence_encoder.embed_positions."),
@@ -108,16 +112,16 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     state, contrast_layer = _read_checkpoint(checkpoint)
     query_encoder = _select_query_encoder(state, checkpoint)
     size = _infer_size(query_encoder, heads)
-    missing_names = _find_missing_head_tensors(query_encoder, size)
-    model = _build_model(query_encoder, size, has_head=not missing_names)
+    missing_head_names = _find_missing_head_tensors(query_encoder, size)
+    model = _build_model(query_encoder, size, has_head=not missing_head_names)
     projection = _read_projection(state, size, checkpoint)
     config = pretrained.make_hugging_face_config(size)
-    config.architectures = ["XLMRobertaModel" if missing_names else "XLMRobertaForMaskedLM"]
-    if projection is not None and contrast_layer:
+    config.architectures = ["XLMRobertaModel" if missing_head_names else "XLMRobertaForMaskedLM"]
+    if projection is not None and contrast_layer:  # pooling and normalise are those of the released code
         config.infoxlm = {"layer": contrast_layer, "pooling": "cls", "normalise": False}
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as folder:
-        unfinished = Path(folder) / "model"  # renamed when complete
+    with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as temporary:
+        unfinished = Path(temporary) / "model"  # renamed at the end, so that a failed import leaves no partial model
         pretrained.write(model, config, tokenizer or checkpoint.parent, unfinished)
         if projection is not None:
             save_file({"projection": projection}, unfinished / pretrained.PROJECTION)
@@ -127,12 +131,7 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
         unfinished.replace(directory)
     imported_names = {query_encoder.stored_name(name) for name, _ in model.named_parameters()}
     unused_names = [*query_encoder.other_names, *(query_encoder.tensors.keys() - imported_names - _REDUNDANT)]
-    return Imported(size, projection is not None, missing_names, tuple(sorted(unused_names)))
-
-
-# Tensors that do not count as unused: copies of the word embeddings and of the head's bias, and the type row, because
-# it is added to the position embeddings.
-_REDUNDANT = {"lm_head.weight", "lm_head.decoder.weight", "lm_head.decoder.bias", pretrained.TYPE_ROW}
+    return Imported(size, projection is not None, missing_head_names, tuple(sorted(unused_names)))
 
 
 def _read_projection(state: Mapping[str, Tensor], size: EncoderSize, checkpoint: Path) -> Tensor | None:
@@ -142,22 +141,21 @@ def _read_projection(state: Mapping[str, Tensor], size: EncoderSize, checkpoint:
         return None
     expected_shape = (1, size.hidden, size.hidden)
     if projection.shape != expected_shape:
-        raise InputError(f"{checkpoint}: {_PROJECTION} is {tuple(projection.shape)}, not {expected_shape}")
+        raise InputError(f"{checkpoint}: {_PROJECTION} is {tuple(projection.shape)}, not {expected_shape}: {_REMEDY}")
     return projection[0].float().contiguous()
 
 
 def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
-    """Return a checkpoint's tensors by name, and the contrast layer if the checkpoint records the layer."""
+    """Return a checkpoint's tensors by name, and its contrast layer, or None if the checkpoint does not record it."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # the type of fairseq's options
             _check_tensor_sizes(checkpoint)
-            loaded = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=False)
+            loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except InputError:
         raise
     except Exception as error:  # a damaged file can raise almost any exception
         raise InputError(
-            f"{checkpoint} cannot be read as a checkpoint without running code ({one_line(error)}): "
-            "give model.pt as it was downloaded"
+            f"{checkpoint} cannot be read as a checkpoint without running code ({one_line(error)}): {_REMEDY}"
         ) from None
     if not isinstance(loaded, dict):
         raise InputError(f"{checkpoint} holds a {type(loaded).__name__}, not the tensors of a model: give a checkpoint")
@@ -173,15 +171,14 @@ def _check_tensor_sizes(checkpoint: Path) -> None:
     Otherwise a small file could fill the machine's memory.
     """
     file_size = user_files.check_readable(checkpoint).stat().st_size
-    remedy = "give model.pt as it was downloaded"
     if zipfile.is_zipfile(checkpoint):
         with zipfile.ZipFile(checkpoint) as archive:
             unpacked_size = sum(member.file_size for member in archive.infolist())
         if unpacked_size > file_size:
-            raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {remedy}")
+            raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {_REMEDY}")
     with checkpoint.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"bytearray") >= 0:  # torch's restricted reader would allocate a bytearray of any size
-            raise InputError(f"{checkpoint} holds a bytearray, which no checkpoint needs: {remedy}")
+            raise InputError(f"{checkpoint} holds a bytearray, which no checkpoint needs: {_REMEDY}")
     with FakeTensorMode():  # fake tensors have sizes, but no memory
         loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
     tensors = [value for value in tree_leaves(loaded) if isinstance(value, Tensor)]
@@ -190,20 +187,19 @@ def _check_tensor_sizes(checkpoint: Path) -> None:
     # The file stores tied weights once, but `total_size` counts tied weights once per name.
     if total_size > 2 * file_size or largest_storage > file_size:
         claimed_size = max(total_size, largest_storage)
-        raise InputError(f"{checkpoint} has {file_size:,} bytes, but its tensors claim {claimed_size:,}: {remedy}")
+        raise InputError(f"{checkpoint} has {file_size:,} bytes, but its tensors claim {claimed_size:,}: {_REMEDY}")
 
 
 def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _QueryEncoder:
-    """Select the query encoder's and its head's tensors from a checkpoint of fairseq or Hugging Face."""
+    """Select the tensors of the query encoder and its head from a fairseq or Hugging Face checkpoint."""
     if any(name.startswith("roberta.") for name in state):  # a Hugging Face checkpoint, with a single encoder
         return _QueryEncoder(checkpoint, dict(state), pretrained.NAME_RULES, other_names=[])
-    used_prefixes = [prefix for prefix in _PREFIXES if f"{prefix}sentence_encoder.embed_tokens.weight" in state]
-    prefix = used_prefixes[0] if used_prefixes else ""
+    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}sentence_encoder.embed_tokens.weight" in state), "")
     tensors: dict[str, Tensor] = {}
     other_names = []
     for full_name, tensor in state.items():
         name = full_name.removeprefix(prefix)
-        if full_name == _PROJECTION:
+        if full_name == _PROJECTION:  # read by `_read_projection`
             continue
         if not full_name.startswith(prefix):
             other_names.append(full_name)
@@ -216,14 +212,15 @@ def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _Que
 
 
 def _infer_size(query_encoder: _QueryEncoder, heads: int | None) -> EncoderSize:
-    """Infer an encoder's sizes from its tensors and the number of attention heads (default: hidden / 64)."""
+    """Infer an encoder's sizes from the shapes of its tensors. `heads` defaults to hidden size / 64."""
     hidden = len(query_encoder.find_tensor("encoder.embedding_norm.weight"))
     heads = heads or max(1, hidden // HEAD_SIZE)
     if hidden % heads:
         raise InputError(
             f"{query_encoder.checkpoint}: hidden size {hidden} is not a multiple of {heads} heads: "
-            "give the number with --heads"
+            "give the number of heads with --heads"
         )
+    # fairseq names the layers `.layers.0.`, Hugging Face `.layer.0.`.
     matches = [re.search(r"\.layers?\.(\d+)\.", name) for name in query_encoder.tensors]
     layer_numbers = [int(match[1]) for match in matches if match]
     return EncoderSize(

@@ -19,9 +19,9 @@ _REMEDY = "give the encoder, and the model that its training started from"
 
 
 def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None:
-    """Write the model `start + weight * (encoder - start)`, and copy the encoder's other files except the manifest.
+    """Write the model `start + weight * (encoder - start)`, with the encoder's other files except the manifest.
 
-    If the start model has no contrast projection, copy the encoder's projection.
+    If the start model has no contrast projection, the encoder's projection is copied.
 
     Args:
         start: directory of the start model, the result for weight 0.
@@ -42,7 +42,7 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
 
 
 def _copy_other_files(encoder: Path, output: Path) -> None:
-    """Copy a model's files and directories, except its weights, projection and manifest."""
+    """Copy all files and directories of an encoder except its weights, projection and manifest."""
     output.mkdir(parents=True)
     weight_files = {*encoder.glob("model.safetensors*"), *encoder.glob("model-*.safetensors")}  # including their index
     for path in encoder.iterdir():

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 FACT = "origin"
 """Key of the origin in the manifest's facts, if an encoder was trained from a published model."""
 _CARD = "README.md"
-_HUB_FOLDER = "models--"
+_CACHE_PREFIX = "models--"
 """Prefix of model directories in the hub's cache, such as models--intfloat--multilingual-e5-small."""
 
 
@@ -28,17 +28,17 @@ class Origin(TypedDict, total=False):
 def read(directory: Path) -> Origin:
     """Return what is known about a model's origin.
 
-    The manifest of a model that we trained records the origin. For other models, read the path and the model card.
+    The manifest of a model that we trained records its origin. The origin of any other model is read from its path in
+    the hub's cache and from its model card.
     """
     manifest = manifests.load_if_ours(directory)
     if manifest:
-        facts = manifest.get("facts", {})
-        return Origin(**facts.get(FACT, {}))
+        return Origin(**manifest.get("facts", {}).get(FACT, {}))
     origin = Origin()
-    for folder in directory.parts:
-        if folder.startswith(_HUB_FOLDER):
+    for name in directory.parts:
+        if name.startswith(_CACHE_PREFIX):
             # models--intfloat--multilingual-e5-small -> intfloat/multilingual-e5-small
-            origin["base_model"] = folder.removeprefix(_HUB_FOLDER).replace("--", "/", 1)
+            origin["base_model"] = name.removeprefix(_CACHE_PREFIX).replace("--", "/", 1)
     licence = _read_licence(directory / _CARD)
     if licence:
         origin["licence"] = licence

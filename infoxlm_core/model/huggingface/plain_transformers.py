@@ -14,11 +14,14 @@ BLOCKED_PACKAGES = ("infoxlm_core", "components", "pipelines")
 
 
 def block_packages() -> list[str]:
-    """Block imports of our packages, even if installed. Return the names of the packages whose import fails."""
+    """Block imports of our packages, even if they are installed. Return the names of the packages that are blocked.
+
+    The caller thereby proves that a model can be used without this project.
+    """
     blocked_names = []
     for name in BLOCKED_PACKAGES:
         sys.modules[name] = None  # type: ignore[assignment]  # Python then raises ModuleNotFoundError
-        try:
+        try:  # check the block
             importlib.import_module(name)
         except ModuleNotFoundError:
             blocked_names.append(name)

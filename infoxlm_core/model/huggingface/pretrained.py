@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 PROJECTION = "projection.safetensors"
 CLASS_PREFIXES = {"xlm-roberta": "XLMRoberta", "roberta": "Roberta", "bert": "Bert", "distilbert": "DistilBert"}
 """model_type that `Encoder` supports -> prefix of its class names."""
-TASK_MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # types that `task_models` supports, too
+TASK_MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # types that `task_models` also runs without padding
 FINETUNING_DROPOUT = 0.1
 """Dropout in the config.json of exported encoders, as in XLM-R. Only Transformers reads this value; our own fine-tuning
 reads dropout from its settings."""
@@ -201,7 +201,8 @@ def write(
     for name, parameter in module.named_parameters():
         if name != "projection":
             weights[to_hugging_face_name(name, name_rules)] = parameter
-    if TYPE_ROW not in weights and config.model_type != "distilbert":  # DistilBERT has no token types
+    # The classes require a type embedding, except DistilBERT's. A row of zeros does not change the output.
+    if TYPE_ROW not in weights and config.model_type != "distilbert":
         weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
     weights_in_class = {_to_name_in_class(name, config): weight for name, weight in weights.items()}
     write_model(weights_in_class, config, directory)
@@ -213,7 +214,7 @@ def _to_name_in_class(name: str, config: PretrainedConfig) -> str:
     for canonical_part, replacement in _REPLACEMENTS.get(config.model_type, {}).items():
         name = name.replace(canonical_part, replacement)
     class_name = config.architectures[0] if config.architectures else "Model"
-    has_head = not class_name.endswith("Model")
+    has_head = not class_name.endswith("Model")  # only classes with a head store the encoder under a prefix
     prefix = config.model_type.removeprefix("xlm-") + "." if has_head else ""
     return re.sub(r"^roberta\.", prefix, name)
 
@@ -228,8 +229,8 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
         model: trained model.
         tokenizer: directory of the tokenizer.
         directory: output directory.
-        start: directory of the model that the training started from. The export has the class of the start model, and
-            copies its untrained weights, such as the pooler.
+        start: directory of the model that the training started from. The export has the class of this model, and
+            includes its weights that were not trained, such as the pooler.
         prefix: text that was prepended to every sentence in training.
     """
     if start is None:
@@ -238,10 +239,11 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
     else:
         config = CONFIG_MAPPING[read_config(start)["model_type"]].from_dict(read_config(start))
         config.dtype = torch.float32
-        start_weights = _read_independent_weights(start)
+        start_weights = _read_untied_weights(start)
     config.infoxlm = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
     if prefix:
         config.infoxlm["prefix"] = prefix
+    # Without MLM and TLM, the model has no head, and the export keeps the head of the start model.
     has_head = model.head is not None or "lm_head.bias" in start_weights
     config.architectures = [_choose_class(config, has_head)]
     write(model, config, tokenizer, directory, untrained=start_weights)
@@ -250,14 +252,14 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
         save_file({"projection": projection}, directory / PROJECTION)
 
 
-def _read_independent_weights(directory: Path) -> dict[str, Tensor]:
-    """Return a model's weights by canonical name, without tied weights (`decoder.`) and constants (`_ids`)."""
+def _read_untied_weights(directory: Path) -> dict[str, Tensor]:
+    """Return a model's weights by canonical name, except copies of tied weights (`decoder.`) and constants (`_ids`)."""
     weights = read_weights(directory)
     return {name: weight for name, weight in weights.items() if "decoder." not in name and not name.endswith("_ids")}
 
 
 def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
-    """Return the class of an export: the class in `config`, unless only one of them has a masked-LM head."""
+    """Return an export's class: that of the start in `config`, or another if a masked-LM head was added or removed."""
     prefix = CLASS_PREFIXES[config.model_type]
     start_class: str = config.architectures[0] if config.architectures else f"{prefix}Model"
     start_has_head = start_class.endswith(("ForMaskedLM", "ForPreTraining"))
@@ -285,7 +287,7 @@ def find_unsupported_setting(config: Mapping[str, Any]) -> str:
         return f"model_type is {config['model_type']!r}, not one of {', '.join(CLASS_PREFIXES)}"
     supported_values = {
         "hidden_act": "gelu",
-        "activation": "gelu",
+        "activation": "gelu",  # DistilBERT's name of hidden_act
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "tie_word_embeddings": True,
@@ -309,7 +311,8 @@ def find_max_tokens(config: Mapping[str, Any]) -> int:
     position_count = config.get("max_position_embeddings") or 0
     if config["model_type"] in CLASS_PREFIXES:
         return position_count - find_first_position(config)
-    # Some other model types also count positions from 2. For the rest, two unused positions do no harm.
+    # Some other model types also count positions from 2. For the rest, two unused positions do no harm. Models without
+    # a fixed maximum get XLM-R's.
     return position_count - 2 if position_count > 2 else 512
 
 
@@ -421,7 +424,7 @@ def digest_weights(directory: Path) -> str:
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """Return a model's weights, including any head, by canonical name.
+    """Return a model's weights, including any head, by canonical name: the name in XLM-R.
 
     Raises:
         InputError: the weights are missing or damaged.
@@ -452,6 +455,7 @@ def find_canonical_names(stored_names: Iterable[str]) -> dict[str, str]:
 def _undo_replacements(name: str) -> str:
     """Replace the parts of a name that are specific to BERT or DistilBERT with their canonical forms."""
     for replacements in _REPLACEMENTS.values():
+        # Undo the last replacement first, because some replacements contain parts that others replace.
         for canonical_part, replacement in reversed(replacements.items()):
             name = name.replace(replacement, canonical_part)
     return name
@@ -495,7 +499,7 @@ def _copy_weight(weight: Tensor, parameter: nn.Parameter, subject: str) -> None:
     """Copy a stored weight into a parameter. Raise InputError if the shapes differ or a value is not finite."""
     if weight.shape != parameter.shape:
         raise InputError(f"{subject} is {tuple(weight.shape)}, not {tuple(parameter.shape)}")
-    if not weight.isfinite().all():  # not `check_finite`, because optional parameters may be uninitialised
+    if not weight.isfinite().all():  # not `check_finite`, because optional parameters may be uninitialized
         raise InputError(f"{subject} {stored_weights.NOT_FINITE}")
     with torch.no_grad():
         parameter.copy_(weight)

@@ -26,7 +26,7 @@ NOT_FINITE = "contains NaN or infinity: its training failed, so use another mode
 REMEDY = "give the config.json that belongs to these weights"
 SPARE_VALUES = 1 << 24
 """Number of values (in heads, poolers, buffers) that even a small model's weight files may lack."""
-_MAX_MODULES = 1000
+_MAX_MODULES = 1000  # far above any published encoder
 _MAX_LABELS = 1 << 20
 _MODULE_COUNT_SUFFIXES = ("layers", "groups", "group_num", "blocks", "experts")  # of fields in config.json
 
@@ -59,12 +59,12 @@ def read_headers(directory: Path) -> dict[str, StoredWeight]:
 
 
 def check_dtypes(directory: Path) -> None:
-    """Raise InputError for quantised weights, because they cannot be used without their scales."""
+    """Raise InputError for quantized weights, because they cannot be used without their scales."""
     for name, weight in read_headers(directory).items():
         is_index = name.endswith("_ids")  # old exports store position_ids
         if weight.dtype.startswith(("I", "U", "F8")) and not is_index:
             raise InputError(
-                f"{weight.path}: {name} is stored as {weight.dtype}: give the model as it was before quantisation"
+                f"{weight.path}: {name} is stored as {weight.dtype}: give the model as it was before quantization"
             )
 
 
@@ -112,10 +112,10 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
         new_head: whether a new head replaces the stored head, so that only the encoder must match.
 
     Raises:
-        InputError: a shape differs from config.json, or the files lack more values than a new head could explain.
+        InputError: a shape differs from config.json, or the files lack too many of the values that it describes.
     """
     headers = read_headers(directory)
-    # Count all buffers as missing, because models compute buffers even if an old export stores them.
+    # Buffers count as missing, because models compute them even if an old export stores them.
     missing_values = sum(buffer.numel() for buffer in model.buffers())
     for name, parameter in model.named_parameters():
         header = headers.get(name) or headers.get(name.removeprefix(prefix)) or headers.get(f"{prefix}{name}")
@@ -126,6 +126,7 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
             raise InputError(
                 f"{header.path}: {name} is {header.shape}, but config.json describes {tuple(parameter.shape)}: {REMEDY}"
             )
+    # The files may lack a head or a pooler. Limit what they may lack, so that memory stays in proportion to the files.
     stored_values = sum(math.prod(header.shape) for header in headers.values())
     if missing_values > stored_values + SPARE_VALUES:
         raise InputError(
@@ -157,6 +158,7 @@ def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_h
     check_dtypes(directory)
     try:
         with torch.device("meta"), meta_device_safe_creation_ops():
+            # A copy, because from_config changes the config.
             empty_model = auto_class.from_config(copy.deepcopy(config), dtype=torch.float32)
         encoder_prefix = f"{empty_model.base_model_prefix}."
         check_shapes(empty_model, directory, encoder_prefix, new_head)
@@ -177,8 +179,8 @@ def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_h
         raise InputError(
             f"{directory} cannot be loaded as {auto_class.__name__} ({one_line(error)}): give another model"
         ) from error
-    # Transformers initialises missing weights with random numbers. Accept this only for a new head and for the pooler,
-    # because many checkpoints lack the pooler and nothing uses it.
+    # Transformers initializes missing weights with random numbers. Accept this only for a new head and for the pooler,
+    # which many checkpoints lack and nothing uses.
     required_prefix = encoder_prefix if new_head else ""
     missing_names = [
         name for name in sorted(report["missing_keys"]) if name.startswith(required_prefix) and "pooler" not in name

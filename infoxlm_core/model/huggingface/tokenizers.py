@@ -94,21 +94,21 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabul
             raise InputError(f"{source}: its tokenizer has no {role}_token: name it in {SETTINGS}")
     added_special_ids = [token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special]
     special_ids = {begin, end, *id_by_role.values(), *added_special_ids}
-    size = max(backend.get_vocab().values()) + 1
+    size = max(backend.get_vocab().values()) + 1  # not the number of pieces, because ids may have gaps
     return Vocabulary(begin, end, **id_by_role, special_ids=tuple(sorted(special_ids)), size=size)
 
 
 def copy_files(tokenizer_json: Path, other_files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBase:
     """Copy a tokenizer.json and its accompanying files to a directory, and return the tokenizer.
 
-    If no file names the tokenizer's class, write a tokenizer_config.json.
+    If neither tokenizer_config.json nor config.json names the tokenizer's class, write a tokenizer_config.json.
     """
     shutil.copyfile(user_files.check_readable(tokenizer_json), directory / FAST)
     for path in other_files:
-        if path.name != "config.json":  # this is the model's config
+        if path.name != "config.json":  # the config of the model, not of its tokenizer
             shutil.copyfile(user_files.check_readable(path), directory / path.name)
-    if any(path.name in (SETTINGS, "config.json") for path in other_files):  # these files name the class
-        return load(tokenizer_json.parent)
+    if any(path.name in (SETTINGS, "config.json") for path in other_files):
+        return load(tokenizer_json.parent)  # not from the copy, which lacks config.json
     _write_settings(directory)
     return load(directory)
 
@@ -144,9 +144,9 @@ def vocabulary_size(model: bytes) -> int:
 def round_scores(model: bytes) -> bytes:
     """Round a unigram model's scores to multiples of 1/256, so that all libraries split text in the same way.
 
-    Splits into the same pieces in a different order have equal scores. Without rounding, their sums can differ in the
-    last bit, so that SentencePiece (fp32) and `tokenizers` (fp64) choose different splits. Sums of rounded scores are
-    exact.
+    The score of a split is the sum of its pieces' scores, so splits with the same pieces in a different order, such as
+    `a·aa` and `aa·a`, have equal scores. Without rounding, the sums can differ in the last bit, and SentencePiece
+    (fp32) and `tokenizers` (fp64) choose different splits. Sums of rounded scores are exact.
     """
     proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
     proto.ParseFromString(model)
@@ -174,11 +174,10 @@ def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
     vocabulary = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unk, 0.0), *pieces, (mask, 0.0)]
     tokenizer = Tokenizer(Unigram(vocabulary, unk_id=UNK))
     # As SentencePiece does, map characters with the model's table, and then remove outer and repeated spaces.
-    normalisation: list[Any] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    character_map = proto.normalizer_spec.precompiled_charsmap
-    if character_map:
-        normalisation.insert(0, normalizers.Precompiled(character_map))
-    tokenizer.normalizer = normalizers.Sequence(normalisation)
+    character_map = proto.normalizer_spec.precompiled_charsmap  # empty if the model maps no characters
+    steps: list[Any] = [normalizers.Precompiled(character_map)] if character_map else []
+    steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -208,7 +207,7 @@ def load_fast(directory: Path) -> PreTrainedTokenizerFast:
 def load(directory: Path) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer. Raise InputError if it is missing, damaged, or has more ids than the model."""
     for path in directory.glob("*.json"):
-        user_files.check_readable(path)
+        user_files.check_readable(path)  # Transformers would wait forever for a pipe
     with reading(f"{directory}: its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         # Special tokens around a text or a pair may have ids beyond the vocabulary.
@@ -232,12 +231,12 @@ def _check_id_count(id_count: int, directory: Path) -> None:
 
 
 def copy(source: Path, directory: Path, max_tokens: int) -> None:
-    """Copy a tokenizer's files, and set model_max_length to `max_tokens`.
+    """Copy a tokenizer's files, and set model_max_length, so that Transformers truncates texts to `max_tokens`.
 
     Args:
         source: directory of the tokenizer.
         directory: output directory.
-        max_tokens: maximum number of tokens that the model supports.
+        max_tokens: maximum sequence length of the model, in tokens.
     """
     for name in (*FILES, SETTINGS):
         if (source / name).is_file():
