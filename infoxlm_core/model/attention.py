@@ -51,12 +51,12 @@ def cumulative_lengths(lengths: tuple[int, ...], device: torch.device) -> Tensor
 @cache
 def activate_flash_attention(device: torch.device) -> str:
     """Activate the newest FlashAttention that a device supports. Return its version: "3", "2", or "" on a CPU."""
-    # Version 3 hangs in the backward pass if a sequence has no query. `add_missing_rows` adds a query to each of them.
     if device.type != "cuda":
         return ""
     if torch.cuda.get_device_capability(device)[0] != 9:  # 9 is the Hopper generation
         logger.info("attention by FlashAttention 2: version 3 requires a GPU of compute capability 9.x (H100, H200)")
         return "2"
+    # Version 3 hangs in the backward pass if a sequence has no query, so `add_missing_rows` adds one to such sequences.
     try:
         torch.nn.attention.activate_flash_attention_impl("FA3")
     except Exception as error:  # flash_attn_3 is missing, or was built for a different version of PyTorch or CUDA
@@ -99,9 +99,9 @@ def attend(
     value = value.unflatten(1, (heads, head_size))  # (T, heads, head size)
     if query.is_cuda and not dropout and query.dtype in (torch.bfloat16, torch.float16):
         output = _attend_flash(query, key, value, query_packing, key_packing, causal)
-    elif query.is_cuda:
+    elif query.is_cuda:  # FlashAttention supports neither fp32 nor exact dropout probabilities
         output = _attend_memory_efficient(query, key, value, query_packing, key_packing, dropout, causal)
-    elif torch.compiler.is_compiling():
+    elif torch.compiler.is_compiling():  # the graph must not depend on the lengths of sequences
         output = attend_masked(query, key, value, query_packing, key_packing, dropout, causal)
     else:
         output = _attend_by_sequence(query, key, value, query_packing, key_packing, dropout, causal)
@@ -147,7 +147,7 @@ def attend_masked(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """Compute attention for all packed sequences at once, with a (Q, T) mask. Large batches run out of memory."""
+    """Compute attention for all packed sequences at once, with a (Q, T) mask, which large batches make too large."""
     query_sequences, query_positions = _locate_rows(query, query_packing)  # (Q,), (Q,)
     key_sequences, key_positions = _locate_rows(key, key_packing)  # (T,), (T,)
     mask = query_sequences[:, None] == key_sequences  # (Q, T)
@@ -167,6 +167,7 @@ def _add_batch_dimension(rows: Tensor) -> Tensor:
 def _locate_rows(rows: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
     """Return the sequence index of each row, and the row's position in the sequence."""
     row_numbers = torch.arange(len(rows), device=rows.device, dtype=torch.int32)
+    # With right=True, the first row of a sequence does not belong to the sequence before it.
     sequences = torch.searchsorted(packing.cu_seqlens, row_numbers, right=True) - 1
     return sequences, row_numbers - packing.cu_seqlens[sequences]
 

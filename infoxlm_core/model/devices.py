@@ -53,7 +53,7 @@ def explain_missing_gpu() -> str:
         return ""
     try:
         torch.cuda.init()
-        reason = "it finds none"  # CUDA starts, but detects no device
+        reason = "CUDA starts, but finds no device"
     except (RuntimeError, AssertionError) as error:  # the driver is too old, or torch was built without CUDA
         reason = one_line(error)
     return (
@@ -65,6 +65,7 @@ def explain_missing_gpu() -> str:
 def _machine_has_gpus() -> bool:
     """Return whether the machine has GPUs, unless CUDA_VISIBLE_DEVICES hides all of them from this process."""
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # CUDA ignores all entries from the first invalid one on, so an empty variable or -1 hides every GPU.
     if visible_devices is not None and not re.match(r"\d|GPU-|MIG-", visible_devices):
         return False
     device_files = list(Path("/dev").glob("nvidia[0-9]*"))  # these exist even if the driver is too old for torch

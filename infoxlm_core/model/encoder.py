@@ -144,12 +144,12 @@ def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
     """Try to compile and train a small layer on a device. Return whether it works; if not, log the reason."""
     size = EncoderSize(vocabulary=8, layers=1, hidden=64, ffn=128, heads=1)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng():  # so that the results of training do not depend on this attempt
             layer = Layer(size, dropout).to(device)
             mixed_precision.refresh_copies([layer], torch.bfloat16)
             hidden = torch.ones(32, size.hidden, dtype=torch.bfloat16, device=device, requires_grad=True)
             forward = compile_forward(Layer.forward, compiler)
-            forward(layer, hidden, pack((20, 12), device)).sum().backward()
+            forward(layer, hidden, pack((20, 12), device)).sum().backward()  # two sequences with 32 tokens in total
     except Exception as error:  # for example, no C compiler; training works, but more slowly
         logger.warning("layers are not compiled, and steps take longer: %s", one_line(error))
         return False
@@ -181,7 +181,7 @@ class Encoder(nn.Module):
             forward = compile_forward(self.layer_class.forward, self.compiler)
             for layer in self.layers:
                 layer.forward = partial(forward, layer)
-        self.compiler = ""
+        self.compiler = ""  # so that `_call_layer` calls the layers, with their hooks
 
     def embed(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
         """Return the (T, d) embeddings, the input of the first layer.
@@ -197,10 +197,10 @@ class Encoder(nn.Module):
         return F.dropout(self.embedding_norm(hidden), self.dropout, training=self.training)
 
     def apply_autocast(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
-        """Convert rows, and copies of the layers' weights, to the precision of autocast if autocast is enabled.
+        """If autocast is enabled, convert `hidden` to its precision, and refresh the layers' weight copies in it.
 
-        The caller then disables autocast for the layers, because autocast would convert the weights in every forward
-        pass.
+        The caller then disables autocast for the layers. Otherwise, autocast would convert the weights again in every
+        forward pass.
         """
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
@@ -225,7 +225,7 @@ class Encoder(nn.Module):
             first_layer: number of the layer that produced `hidden`.
             last_layer: number of the layer whose output is returned; at least `first_layer`.
             rows: (R,) indices of the rows to return, in ascending order; None: all.
-            row_counts: number of `rows` in each sequence, so that the last layer computes only these rows.
+            row_counts: number of `rows` in each sequence. If given, the last layer computes only these rows.
             causal: whether each token attends only to itself and earlier tokens.
 
         Returns:
@@ -255,12 +255,13 @@ class Encoder(nn.Module):
         causal: bool = False,
     ) -> Tensor:
         """Call `Layer.forward`, with compilation and activation checkpointing if enabled."""
-        forward: Callable[..., Tensor] = self.layer_class.__call__
+        forward: Callable[..., Tensor] = self.layer_class.__call__  # includes the hooks of sharding, unlike `forward`
         if self.compiler:
             forward = compile_forward(self.layer_class.forward, self.compiler)
         inputs = (layer, hidden, packing, query_rows, query_packing, causal)
         if not self.recompute or not torch.is_grad_enabled():
             return forward(*inputs)
+        # Recomputation must draw the same dropout masks. Without dropout, saving the random state would only cost time.
         draws_random_numbers = self.training and self.dropout > 0.0
         output: Tensor = checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=draws_random_numbers)
         return output
@@ -273,7 +274,7 @@ class Encoder(nn.Module):
 
 
 def initialise(module: nn.Module, seed: int) -> None:
-    """Initialise parameters as in BERT: weights from N(0, 0.02²), biases with 0, LayerNorm weights with 1.
+    """Initialize parameters as in BERT: weights from N(0, 0.02²), biases with 0, LayerNorm weights with 1.
 
     The values depend only on the seed and on the parameters' names and shapes.
     """

@@ -1,4 +1,4 @@
-"""Model FLOPs of a training step and peak FLOP/s of GPUs, for model FLOPs utilisation (MFU)."""
+"""Model FLOPs of a training step and peak FLOP/s of GPUs, for model FLOPs utilization (MFU)."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ _DEVICES = {
     "NVIDIA A100-SXM4-40GB": "A100",
     "NVIDIA A100-SXM4-80GB": "A100",
     "NVIDIA B200": "B200",
-    "NVIDIA GH200 480GB": "H100",
+    "NVIDIA GH200 480GB": "H100",  # the GPU of a GH200 superchip is an H100
     "NVIDIA H100 80GB HBM3": "H100",
     "NVIDIA H100 NVL": "H100-NVL",
     "NVIDIA H100 PCIe": "H100-PCIE",
@@ -61,17 +61,17 @@ def count_step_flops(
     training_factor = 3  # one forward pass, and a backward pass that costs twice as much
     hidden = size.hidden
     encoder_flops = _count_forward_flops(size, lm_lengths, size.layers)
-    head_flops = targets * (2.0 * hidden * size.vocabulary + 2 * hidden * hidden)
+    head_flops = targets * (2.0 * hidden * size.vocabulary + 2 * hidden * hidden)  # output layer and dense layer
     query_flops = _count_forward_flops(size, query_lengths, contrast_layer)
     key_flops = _count_forward_flops(size, key_lengths, contrast_layer)  # keys have no backward pass
-    # One product in the forward pass and one in the backward pass, because the queue needs no gradient.
+    # 2 FLOPs forward and 2 backward, not 4, because only the queries need a gradient, not the keys in the queue.
     similarity_flops = 4.0 * len(query_lengths) * queue_rows * hidden
     contrast_flops = training_factor * query_flops + key_flops + similarity_flops
     return training_factor * (encoder_flops + head_flops) + contrast_flops
 
 
 def _count_forward_flops(size: EncoderSize, lengths: Sequence[int], layers: int) -> float:
-    """Count the FLOPs of a forward pass through `layers` layers, for sequences of these lengths."""
+    """Count the FLOPs of a forward pass through `layers` layers for sequences of these lengths."""
     hidden = size.hidden
     token_count = float(sum(lengths))
     token_pairs = float(sum(length * length for length in lengths))  # a token attends to its whole sequence

@@ -76,14 +76,14 @@ class InfoXLM(nn.Module):
 
     @classmethod
     def from_config(cls, config: PretrainingConfig, size: EncoderSize) -> Self:
-        """Build the network that a config describes, with uninitialised weights."""
+        """Build the network that a config describes, with uninitialized weights."""
         contrast = config.contrast
         model = cls(
             size,
             contrast.resolve_layer(size.layers),
             contrast.pooling,
             contrast.normalise,
-            config.model.dropout,
+            dropout=config.model.dropout,
             has_head=bool(config.objectives.mlm or config.objectives.tlm),  # contrast needs no head
             has_projection=contrast.projection == "linear",
         )
@@ -111,7 +111,7 @@ class InfoXLM(nn.Module):
         hidden = self.encoder.embed(batch.ids, batch.positions)  # (T, d)
         queries = None
         first_layer = 0
-        if view_lengths:
+        if view_lengths:  # run all sequences together up to the universal layer, where the contrast views end
             hidden = self.encoder.run_layers(hidden, batch.lengths, 0, self.contrast_layer)
             hidden, view_hidden = hidden.split([sum(lm_lengths), sum(view_lengths)])
             queries = self._compute_queries(batch, view_hidden, view_lengths)
@@ -122,7 +122,7 @@ class InfoXLM(nn.Module):
         hidden = self.encoder.run_layers(
             hidden, lm_lengths, first_layer, last_layer, batch.target_rows, batch.target_counts
         )  # (N, d)
-        # On GPUs, `target_rows` includes one row without loss for each sequence without targets.
+        # FlashAttention 3 needs a row of every sequence, so on GPUs `target_rows` may include rows without a target.
         if batch.rows_with_target is not None:
             hidden = hidden[batch.rows_with_target]
         if loss_weights is None:
@@ -133,7 +133,7 @@ class InfoXLM(nn.Module):
     def _compute_queries(self, batch: PackedBatch, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return the (B, d) queries of the contrast views, given the universal layer's output."""
         pooled = pool(hidden, lengths, self.pooling)
-        if len(lengths) > len(batch.view_group_ids):  # the last sequence is padding
+        if len(lengths) > len(batch.view_group_ids):  # `pad_for_gpu` has added a sequence of padding
             pooled = pooled[:-1]
         return project(pooled, self.projection, self.normalise)
 

@@ -59,7 +59,7 @@ def linear_cross_entropy(
     matmul_dtype = hidden.dtype
     if torch.is_autocast_enabled(device_type):
         matmul_dtype = torch.get_autocast_dtype(device_type)
-    with torch.autocast(device_type, enabled=False):
+    with torch.autocast(device_type, enabled=False):  # the function below converts the factors itself
         return _LinearCrossEntropy.apply(
             hidden, weight, bias, targets, loss_weights, max_chunk_rows, matmul_dtype, compiler
         )
@@ -83,7 +83,7 @@ class _Gradients:
     hidden: Tensor  # (N, d)
     weight: Tensor  # (V, d)
     bias: Tensor  # (V,)
-    has_one_chunk: bool  # a single chunk overwrites the uninitialised `weight`
+    has_one_chunk: bool  # a single chunk overwrites `weight`, which is uninitialized
 
     def add_to_weight(self, logit_gradients: Tensor, hidden: Tensor) -> None:
         """Add the product of (R, V) logit gradients and (R, d) hidden states to the weight gradient."""
@@ -139,7 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             else:
                 losses[rows] = _process_in_full_precision(chunk, matmul_weight, bias, gradients)
 
-        if gradients:  # not stored by save_for_backward, because it copies tensors
+        if gradients:  # stored as an attribute, so that `backward` can clear it
             ctx.gradients = [gradients.hidden, gradients.weight.to(weight.dtype), gradients.bias.to(bias.dtype)]
         ctx.mark_non_differentiable(losses)
         return (losses * loss_weights).sum(), losses
@@ -186,7 +186,7 @@ def _process_in_half_precision(
     )  # (R, V) in half precision
     _matmul(logit_gradients, weight, out=gradients.hidden[chunk.rows])
     gradients.add_to_weight(logit_gradients, chunk.hidden)
-    # Sum over rows with a matrix product, because only products return fp32 for half-precision inputs on GPUs.
+    # Sum over rows with a matrix product, which accumulates the half-precision gradients in fp32.
     ones = torch.ones_like(chunk.hidden[:, :1])  # (R, 1)
     _add_matmul(logit_gradients.T, ones, total=gradients.bias[:, None])
     return losses
@@ -223,6 +223,8 @@ def _process_in_full_precision(chunk: _Chunk, weight: Tensor, bias: Tensor, grad
 def split_target_logits(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp of each row's non-target logits, and the target's logit, (R,) each.
 
+    The two stay separate, because `compute_logit_gradients` needs the probability of all non-target tokens.
+
     Args:
         logits: (R, V) logits without the bias.
         bias: (V,) bias.
@@ -247,8 +249,8 @@ def compute_logit_gradients(
 ) -> Tensor:
     """Return the (R, V) gradient of the weighted loss with respect to the logits.
 
-    The gradient is loss weight * (softmax - onehot(target)). At the target, softmax - 1 is computed as the negative
-    probability of all other tokens, to remain precise if the softmax is almost 1.
+    The gradient is loss weight * (softmax - onehot(target)). At the target, the subtraction softmax - 1 would lose
+    precision if the softmax is almost 1, so the negative probability of all other tokens replaces it.
 
     Args:
         logits: (R, V) logits without the bias.

@@ -50,21 +50,19 @@ class Linear(nn.Linear):
 
     def parameter_state(self, dtype: torch.dtype) -> tuple[Any, ...]:
         """Return a value that changes whenever a parameter or `dtype`, the copies' type, changes."""
-        # PyTorch increments a tensor's version when the tensor is changed in place.
+        # A new tensor has a different address. A change in place increments the tensor's version.
         weight_state = (self.weight.data_ptr(), self.weight._version)
         bias_state = (self.bias.data_ptr(), self.bias._version)
         return (dtype, *weight_state, *bias_state)
 
     def allocate_copies(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return tensors for the copies of weight and bias. Reuse the present ones if type and device match."""
+        """Return the tensors that hold the copies of weight and bias. Reallocate them if type or device has changed."""
         weight_copy = self.weight_copy
         bias_copy = self.bias_copy
         device = self.weight.device
         if weight_copy is None or bias_copy is None or weight_copy.dtype != dtype or weight_copy.device != device:
-            weight_copy = torch.empty_like(self.weight, dtype=dtype)
-            bias_copy = torch.empty_like(self.bias, dtype=dtype)
-            self.weight_copy = weight_copy
-            self.bias_copy = bias_copy
+            self.weight_copy = weight_copy = torch.empty_like(self.weight, dtype=dtype)
+            self.bias_copy = bias_copy = torch.empty_like(self.bias, dtype=dtype)
         return weight_copy, bias_copy
 
     def discard_copies(self) -> None:
@@ -92,7 +90,7 @@ def refresh_copies(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
     changed_parameters: list[Tensor] = []
     with torch.inference_mode(False), torch.no_grad():  # training cannot use inference tensors
         for layer in linear_layers:
-            if is_shard(layer.weight):
+            if is_shard(layer.weight):  # `forward` converts the gathered weight instead
                 layer.discard_copies()
                 continue
             state = layer.parameter_state(dtype)

@@ -23,7 +23,7 @@ class KeyEncoder(nn.Module):
         self.projection = None if model.projection is None else nn.Parameter(torch.empty_like(model.projection))
         self.requires_grad_(False).eval()
         self.pair_with(model)
-        self.update(0.0)
+        self.update(momentum=0.0)
 
     def pair_with(self, model: InfoXLM) -> None:
         """Pair each parameter with that of the query encoder. Call again if sharding has replaced the parameters."""
@@ -43,7 +43,7 @@ class KeyEncoder(nn.Module):
         """Set key = momentum * key + (1 - momentum) * query for all parameters. Momentum 0 copies the query encoder."""
         if momentum == 0.0:
             for key, query in zip(self._key_parameters, self._query_parameters, strict=True):
-                key.copy_(query)  # sharded tensors have no _foreach_copy_
+                key.copy_(query)  # one by one, because sharded tensors have no _foreach_copy_
         else:
             torch._foreach_lerp_(self._key_parameters, self._query_parameters, 1.0 - momentum)
 
@@ -55,14 +55,14 @@ class Queue:
         self.rows = torch.zeros(size, hidden, device=device)  # (K, d) fp32
         # (K, 2) ids of the two translation pairs in each mixup pair; without mixup, both ids are the same
         self.sentence_ids = torch.zeros(size, 2, dtype=torch.long, device=device)
-        # Keep the following two on the CPU, because reading from a GPU would wait for the GPU.
+        # The other two tensors stay on the CPU, because reading a value from a GPU would wait for the GPU.
         self.added_at_step = torch.zeros(size, dtype=torch.long, device="cpu")  # (K,) step that added each row
         self.pointer = torch.zeros((), dtype=torch.long, device="cpu")  # row that the next key replaces
 
     def push(self, keys: Tensor, sentence_ids: Tensor, step: int) -> None:
         """Replace the oldest rows with (B, d) keys and (B, 2) sentence ids. If B > K, keep only the last K keys."""
         capacity = len(self.rows)
-        skipped_count = max(0, len(keys) - capacity)
+        skipped_count = max(0, len(keys) - capacity)  # so that no row is written twice, in an undefined order
         keys = keys[skipped_count:]
         sentence_ids = sentence_ids[skipped_count:]
         first_row = int(self.pointer) + skipped_count
@@ -91,7 +91,8 @@ def compute_momentum(config: ContrastConfig, step: int, total_steps: int) -> flo
         progress = step / max(1, total_steps - 1)
         return config.momentum + (1 - config.momentum) * progress
     if config.momentum_schedule == "exponential":
+        # A low momentum at first forgets inaccurate early weights quickly (Tarvainen and Valpola 2017).
         return min(config.momentum, 1 - float(step + 1) ** -config.momentum_alpha)
-    if config.momentum_schedule == "refresh":
+    if config.momentum_schedule == "refresh":  # momentum 0 copies the query encoder
         return 0.0 if (step + 1) % config.refresh_every == 0 else config.momentum
     return config.momentum

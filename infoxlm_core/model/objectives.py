@@ -84,8 +84,8 @@ def find_shared_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
     """Return a (B, K) mask of the queries and keys that share a sentence.
 
     Args:
-        query_ids: (B, 2) ids of each query's two sentences.
-        key_ids: (K, 2) ids of each key's two sentences.
+        query_ids: (B, 2) ids of the two sentences in each query's mixup pair; the same id twice without mixup.
+        key_ids: (K, 2) ids of the two sentences in each key's mixup pair.
     """
     query_ids = query_ids[:, None]  # (B, 1, 2)
     key_ids = key_ids[None]  # (1, K, 2)
@@ -100,8 +100,8 @@ def find_equal_pairs(query_ids: Tensor, key_ids: Tensor) -> Tensor:
     """Return a (B, K) mask of the queries and keys that have the same two sentences, in any order.
 
     Args:
-        query_ids: (B, 2) ids of each query's two sentences.
-        key_ids: (K, 2) ids of each key's two sentences.
+        query_ids: (B, 2) ids of the two sentences in each query's mixup pair; the same id twice without mixup.
+        key_ids: (K, 2) ids of the two sentences in each key's mixup pair.
     """
     query_ids = query_ids.sort(dim=1).values[:, None]  # (B, 1, 2)
     key_ids = key_ids.sort(dim=1).values[None]  # (1, K, 2)

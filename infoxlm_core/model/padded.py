@@ -40,7 +40,7 @@ class Padded(nn.Module):
         super().__init__()
         self.model = model.train()  # the default of PyTorch; Hugging Face loads models in evaluation mode
         self.head = head
-        self.type_count = 0
+        self.type_count = 0  # some classes, such as DistilBERT's, accept no token types
         if "token_type_ids" in inspect.signature(model.forward).parameters:
             self.type_count = getattr(model.config, "type_vocab_size", 0) or 0
         self.has_languages = bool(read_language_ids(model.config))
@@ -68,7 +68,7 @@ class Padded(nn.Module):
             lengths: number of tokens in each sequence.
             dropout_masks: ignored, because Hugging Face's classes draw their own dropout.
         """
-        padding_id = getattr(self.config, "pad_token_id", None) or 0
+        padding_id = getattr(self.config, "pad_token_id", None) or 0  # the mask hides padding, so any id will do
         attention_mask = _pad(torch.ones_like(ids), lengths)  # (N, longest)
         inputs = {"input_ids": _pad(ids, lengths, padding_id), "attention_mask": attention_mask}
         if self.has_languages:

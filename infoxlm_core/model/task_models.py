@@ -55,7 +55,7 @@ class Packed(nn.Module):
 
         Args:
             ids: (T,) token ids.
-            types: (T,) token types. The encoder's last type replaces unknown types.
+            types: (T,) token types. Types that the encoder lacks become its last type: XLM-R has only one.
             lengths: number of tokens in each sequence.
         """
         cu_seqlens = cumulative_lengths(tuple(lengths), ids.device).long()  # (N + 1,)
@@ -209,14 +209,14 @@ def load(directory: Path, head: Head) -> TaskModel:
 def _build_packed(
     directory: Path, head: Head, config: PretrainedConfig, dropout: float = 0.0, head_dropout: float = 0.0
 ) -> SequenceModel | TokenModel:
-    """Build a packed model with uninitialised weights and the encoder size of a directory."""
+    """Build a packed model with uninitialized weights. The directory's config.json determines the encoder's size."""
     encoder = Encoder(pretrained.read_encoder_size(directory), dropout)
     model_class = TokenModel if head.is_per_token else SequenceModel
     return model_class(encoder, config, head, head_dropout)
 
 
 def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
-    """Write a model and its tokenizer to a directory that Hugging Face's `AutoModelFor…` class for the head can load.
+    """Write a model and its tokenizer to a directory that Hugging Face's `AutoModelFor…` classes can load.
 
     Args:
         module: the model.
@@ -231,7 +231,7 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
     config: Any = copy.deepcopy(module.config)
     config.architectures = [f"{pretrained.CLASS_PREFIXES[config.model_type]}For{module.head.architecture}"]
     config.dtype = torch.float32
-    if module.head.output_count == 0:  # a classifier; Hugging Face's question-answering heads have no dropout
+    if module.head.output_count == 0:  # one logit per label: a classifier; question-answering heads have no dropout
         config.classifier_dropout = module.dropout
     pretrained.write(module, config, tokenizer, directory, module.name_rules)
 
