@@ -48,7 +48,7 @@ def write_rows(directory: Path, row_count: int) -> None:
                 # Divide the rows evenly among the files of the language.
                 for row in range(number, row_count // len(LANGUAGES), FILES_PER_LANGUAGE):
                     copy, message = divmod(row, len(messages))
-                    is_marked = row % UNMARKED > 0
+                    is_marked = row % UNMARKED > 0  # a copy without a mark is a duplicate
                     text = mark(messages[message], copy, is_marked)
                     file.write(json.dumps({"text": text, "language": language}, ensure_ascii=False) + "\n")
 

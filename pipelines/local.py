@@ -85,7 +85,7 @@ def _set_step_environment(run_id: str, run_name: str) -> None:
         "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: the gradient of the embeddings is allocated 5 times faster
         "TOKENIZERS_PARALLELISM": "false",  # threads of tokenizers would deadlock in forked processes
     }
-    for variable, value in environment.ALLOCATOR.items():
+    for variable, value in environment.ALLOCATOR.items():  # the user's own values take precedence
         os.environ.setdefault(variable, value)
 
 

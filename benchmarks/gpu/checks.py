@@ -159,6 +159,7 @@ def compute_one_step(small: bool) -> tuple[ours.FixedBatchLearner, float, dict[s
     """Compute the gradient of one batch with all objectives. Return the learner, the loss and gradients by name."""
     words = 1_000 if small else inputs.VOCABULARIES["32k"]
     size = {"layers": 2, "hidden": 64, "ffn": 128, "heads": 2} if small else speed.SIZES["base"]
+    # The noisy key encoder produces long vectors, so a high temperature keeps the logits small.
     contrast = {"layer": 1 if small else 8, "queue_size": 1024, "temperature": 20.0}
     config = inputs.make_config(size, contrast=contrast, optimization={"warmup_steps": 0, "learning_rate": 1e-5})
     model = ours.make_model(config, words, noise=False)

@@ -38,6 +38,7 @@ class FixedBatchLearner(InfoXLMLearner):
     """The product's learner, on batches that do not come from shards."""
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
+        # The base class opens shards, but this learner never draws from them, so they may be deleted.
         with TemporaryDirectory() as directory:
             shards = open_shards(write_two_pairs(Path(directory), model.encoder.size.vocabulary))
             super().__init__(config, model, shards)

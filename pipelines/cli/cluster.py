@@ -202,6 +202,7 @@ def prepare_parameters(
         settings = {"model": f"models:/{registration.name}@candidate", "gate": registration.gates}
     else:
         settings = _prepare_run(pipeline, config, cluster_file, overrides, selection)
+    # A pipeline has only some of the cluster's parameters and of the run's sections.
     return kubeflow.select_parameters(pipeline, cluster_file.make_parameters() | settings)
 
 

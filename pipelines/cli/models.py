@@ -180,6 +180,7 @@ def serve(
 
     directory = _load_model(model, store)
     reference = reference_vectors.read_reference(directory)
+    # Serve the same vectors that the model's reference file has.
     embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
     differences = reference_vectors.compare_vectors(reference, embed(reference.sentences), model)
     logging.info("%s: %d reference vectors are equal, %s", model, len(reference.sentences), differences)

@@ -28,7 +28,7 @@ def run(config: RunFile, store: Store = "runs", set_: Overrides = None, launcher
     checkpoint.
     """
     run_config = run_file.load(config, tuple(set_ or ()))
-    run_config.check_whole_run()
+    run_config.check_whole_run()  # finds settings that would fail only in a late step
     from pipelines import local
     from pipelines.infoxlm import infoxlm
     from pipelines.translation import translation
@@ -60,7 +60,7 @@ def ablate(
     The text is prepared and tokenized once. A failed trial is reported and does not stop the others. If the command is
     interrupted, run it again to resume.
     """
-    # Later overrides win, so `--set num_workers=…` takes precedence over the default of --num-workers.
+    # Later overrides win, so `--set num_workers=…` takes precedence over --num-workers.
     run_config = run_file.load(config, [f"num_workers={num_workers}", *(set_ or ())])
     run_config.check_whole_run()
     from pipelines import local, trials
@@ -90,6 +90,7 @@ def compare(
     from infoxlm_core.results.ablation_summary import summarise_metrics
 
     ablation = tracking.get_tracker().find_ablation(run, artifacts.local_directory(store))
+    # Sort by rank, the order of the variants in their file. The tracker returns the oldest trial first.
     trial_runs = sorted(ablation.trials(), key=lambda trial_run: trial_run.trial.rank)
     results = [(trial_run.trial, trial_run.metrics) for trial_run in trial_runs]
     summary = summarise_metrics(ablation.name, results, split_list(metrics), sweeps.read_outcomes(ablation))
@@ -124,6 +125,7 @@ def suite_(
     SOURCE is a directory, s3://bucket/prefix, a name on the Hugging Face hub, or models:/NAME@ALIAS. A failed trial is
     reported and does not stop the others. If the command is interrupted, run it again to resume.
     """
+    # `--model NAME=SOURCE` is short for `--set models.NAME=SOURCE`.
     overrides = [*(set_ or ()), *(f"models.{name_and_source}" for name_and_source in model or ())]
     suite_config = run_file.load_config(SuiteConfig, config, overrides).choose(split_list(only))
     from infoxlm_core.results.trials import plan
