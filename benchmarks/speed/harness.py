@@ -17,8 +17,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 Round = Callable[[int], float | None]
-"""A function that does the work of a round, given its number, and returns the units of work. The result None stands for
-`case.inputs[case.unit]` units."""
+"""A function that takes the number of a round, does the round's work, and returns the units of work or None."""
 OURS = "ours"
 LIMITS = {"loss": 1e-5, "gradient": 1e-5, "worst tensor": 1e-4}
 """Largest relative differences between two timed variants."""
@@ -66,7 +65,7 @@ def measure(case: Case, variants: Mapping[str, Round], rounds: int) -> Case:
     """Time all variants in every round and store the seconds in the case.
 
     Args:
-        variants: functions by name.
+        variants: functions by name. If a function returns None, its work was `case.inputs[case.unit]` units.
         rounds: number of timed rounds. A warm-up, round 0, precedes them. With 0 rounds, nothing runs.
     """
     if not rounds:
