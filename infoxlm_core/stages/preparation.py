@@ -135,10 +135,10 @@ def _remove_outputs(output: Path) -> None:
 
 def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, Any]:
     """Run the tasks of all phases, write the corpora to `output`, and return the report."""
-    # `run_phase` is a generator, so the tasks of a phase run while the records are iterated.
     counts: RowCounts = defaultdict(Counter)
     job.put_marker()  # shows tasks on other machines that they have the same storage
     finished = {entry.name for entry in job.files.entries()}  # names of records that an earlier attempt wrote
+    # `run_phase` is a generator, so the tasks of a phase run while its records are iterated.
     [test_sets] = run_phase(reserve.reserve_test_sets, job, 1, finished, map_in_process)  # test sets are small
     job = _read_sources(job, finished, parallel_map)
     clean_records = run_phase(clean.clean_part, job, len(job.parts), finished, parallel_map)

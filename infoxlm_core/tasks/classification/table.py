@@ -139,6 +139,7 @@ def describe_difference(rows_by_language: Mapping[str, pd.DataFrame]) -> str | N
             return f"{first_language} has {len(first_rows)} rows, but {language} has {len(rows)}"
         labels_differ = rows["label"] != first_rows["label"]
         if labels_differ.any():
+            # Rows are numbered from 0, and idxmax finds the first difference.
             return f"row {labels_differ.idxmax() + 1} has different labels in {first_language} and {language}"
     return None
 

@@ -68,10 +68,10 @@ def read_corpus(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePai
 
 
 def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) -> list[tuple[str, str]]:
-    """Draw up to `MAX_PLANTED` pairs to plant, without repeated texts or texts from the files."""
+    """Draw up to `MAX_PLANTED` pairs to plant (add to the files), without repeated texts or texts from the files."""
     used_texts = set(texts_of_files)
     planted = []
-    shuffled_pairs = sorted(pairs, key=lambda pair: cleaning.digest(*pair))  # the same order in every run
+    shuffled_pairs = sorted(pairs, key=lambda pair: cleaning.digest(*pair))  # a random order, the same in every run
     for source, target in shuffled_pairs:
         # Equal texts are never mined, so they would not show how well translations are found.
         if source != target and used_texts.isdisjoint((source, target)):

@@ -122,7 +122,7 @@ def split_into_halves(mining_set: MiningSet, matches: Matches) -> tuple[MatchedH
     Raises:
         InputError: a half has no gold pair.
     """
-    # The checksum of an id does not depend on the order or number of sentences.
+    # By a checksum of its id, a sentence stays in its half even if the set changes.
     half_of_source = np.array([zlib.crc32(source_id.encode()) % 2 for source_id in mining_set.sources.ids])
     pairs = zip(matches.sources.tolist(), matches.targets.tolist(), strict=True)
     is_gold = np.array([pair in mining_set.gold for pair in pairs], dtype=bool)
@@ -150,7 +150,7 @@ def score_half(half: MatchedHalf, threshold: float) -> dict[str, float]:
     num_correct = int(half.is_gold[is_mined].sum())
     num_mined = int(is_mined.sum())
     return {
-        "f1": 2 * num_correct / (num_mined + half.num_gold),
+        "f1": 2 * num_correct / (num_mined + half.num_gold),  # equals the harmonic mean of precision and recall
         "precision": num_correct / max(num_mined, 1),
         "recall": num_correct / half.num_gold,
     }

@@ -79,7 +79,7 @@ class QuestionSet:
 
 
 def read_training(paths: Sequence[str]) -> list[QuestionSet]:
-    """Read training files. Drop questions without a correct `answer_start`. Ids need not be unique.
+    """Read training files. Drop questions without a correct `answer_start`. Unlike in test sets, ids may be repeated.
 
     Raises:
         InputError: no question remains, or a file is not readable.

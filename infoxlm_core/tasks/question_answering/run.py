@@ -241,7 +241,7 @@ def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
 
 def check(config: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG001 - `check_plan` checks the grid
     """Raise InputError if a file is not readable, a language is not supported, or model selection lacks a dev set."""
-    files.read_training(config.train)
+    files.read_training(config.train)  # raises InputError for unusable files
     source = list_training_languages(config)[0]
     test_sets = _read_test(config, source)
     dev_sets = files.read_sets(config.dev, "dev") if config.dev else {}

@@ -154,7 +154,7 @@ def score_language(hits: Hits, is_unshared: Tensor) -> dict[str, Any]:
 def tabulate(questions: Questions, nearest_by_vector: Mapping[str, Mapping[str, NearestRows]]) -> pd.DataFrame:
     """Tabulate the outcome of each question by direction and vector.
 
-    The column `nearest` contains the row of the retrieved sentence, for examples in reports. It is not stored.
+    The column `nearest` contains the row of the retrieved sentence. It is used for examples in reports, and not stored.
 
     Args:
         questions: the evaluation's questions.

@@ -85,7 +85,9 @@ class Retrieval(Task[RetrievalConfig]):
         return {"vectors": description}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:
-        """Return the metrics `PREFIX/de`, `PREFIX/xx_en`, `PREFIX/en_xx`, and the layer of the vectors.
+        """Return the accuracy of each language, the means of both directions, and the layer of the vectors.
+
+        Names are `PREFIX/de`, `PREFIX/xx_en` (queries in any language, answers in the pivot) and `PREFIX/en_xx`.
 
         The stage `evaluate` adds the means of three vectors: `PREFIX/served`, `PREFIX/best` (the best layer and
         pooling), and `PREFIX/centred` (the served vector minus the mean vector of its language).
