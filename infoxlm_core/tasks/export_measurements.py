@@ -114,17 +114,15 @@ def _measure_megabytes(paths: Sequence[Path]) -> float:
     return sum(path.stat().st_size for path in paths) / 1e6
 
 
-def _measure_speeds(
-    vector_functions: Sequence[VectorFunction], tokenizer: Tokenizer, texts: Sequence[str]
-) -> list[float]:
+def _measure_speeds(functions: Sequence[VectorFunction], tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
     """Measure each format's speed in sentences per second.
 
     The formats take turns, so that other work on the machine slows all formats alike. The fastest of `PASSES` passes
     over the texts counts, because it is the least disturbed.
     """
-    fastest_seconds = [math.inf] * len(vector_functions)
+    fastest_seconds = [math.inf] * len(functions)
     for _ in range(PASSES):
-        for index, compute_vectors in enumerate(vector_functions):
+        for index, compute_vectors in enumerate(functions):
             start = time.perf_counter()
             sentence_encoder.embed(compute_vectors, tokenizer, texts)
             seconds = time.perf_counter() - start

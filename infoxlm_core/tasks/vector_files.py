@@ -31,9 +31,7 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
     return num_lines
 
 
-def write(
-    path: Path, embedder: Embedder, sentences: Iterable[str], num_sentences: int, normalise: bool = False
-) -> None:
+def write(path: Path, embedder: Embedder, sentences: Iterable[str], num_rows: int, normalise: bool = False) -> None:
     """Embed sentences in chunks, and write the vectors. Only one chunk is in memory at a time.
 
     The file gets its final name when it is complete. The vectors are not written through a memory map, because a full
@@ -43,13 +41,13 @@ def write(
         path: output file.
         embedder: embedder for the sentences.
         sentences: sentences to embed, which are read only once.
-        num_sentences: number of sentences.
+        num_rows: number of sentences, and of rows in the file.
         normalise: whether to write vectors of length 1 in float16, for mining, instead of float32.
     """
     dtype = np.dtype(np.float16 if normalise else np.float32)
-    shape = (num_sentences, embedder.encoder.model.config.hidden_size)
+    shape = (num_rows, embedder.encoder.model.config.hidden_size)
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    with manifests.open_atomically(path) as file, show_progress("embedding", num_sentences, "sentences") as advance:
+    with manifests.open_atomically(path) as file, show_progress("embedding", num_rows, "sentences") as advance:
         # After the header of a .npy file, the rows can be appended chunk by chunk.
         np.lib.format.write_array_header_1_0(file, header)
         for chunk in _split_into_chunks(sentences):

@@ -192,13 +192,8 @@ def drop_unknown_labels(table: pd.DataFrame, labels: Iterable[str], split: str) 
             f"{split}: {num_unknown} of {len(table)} rows have a label ({example_label!r}) that is not one of the "
             f"classifier's ({', '.join(labels)}). Spell the labels alike in all splits, or remove these rows."
         )
-    logger.warning(
-        "%s: dropped %d of %d rows because their labels (such as %s) are not in the training text",
-        split,
-        num_unknown,
-        len(table),
-        example_label,
-    )
+    message = "%s: dropped %d of %d rows because their labels (such as %s) are not in the training text"
+    logger.warning(message, split, num_unknown, len(table), example_label)
     return table[~is_unknown].copy()
 
 
