@@ -20,7 +20,7 @@ class InfoXLMError(Exception):
         if len(message) <= MAX_MESSAGE_LENGTH:
             return message
         start = message[: MAX_MESSAGE_LENGTH - 500]
-        end = message[-400:]
+        end = message[-400:]  # with the ellipsis, still shorter than the limit
         return f"{start} […] {end}"
 
 

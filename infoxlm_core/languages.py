@@ -41,12 +41,11 @@ def two_letters(code: str) -> str:
 
 
 def is_known(code: str) -> bool:
-    """Return whether a word is a language code: an ISO 639-1 code, a known three-letter code, or three letters with a
-    script."""
+    """Return whether a word is a language code, such as `de`, `deu` or `deu_Latn`."""
     language, *script_or_region = re.split("[-_]", code)
     if language in _ISO_639_1.split() or language in _TWO_LETTERS:
         return True
-    # An unknown three-letter word may be a file name, so it counts as a language only with a script or region.
+    # Other three letters may be part of a file name, so they count as a language only with a script or region.
     return len(language) == 3 and bool(script_or_region)
 
 
@@ -74,8 +73,7 @@ def _sort_variants_last(codes: Iterable[str]) -> list[str]:
 
 
 def sort_codes(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]:
-    """Sort codes by a list of two-letter codes, by default in the order of the paper's tables. Unlisted codes follow by
-    name."""
+    """Sort codes by a list of two-letter codes, by default the paper's order. Unlisted codes follow by name."""
     ranks = {language: rank for rank, language in enumerate(order)}
 
     def sort_key(code: str) -> tuple[int, str]:
@@ -106,7 +104,7 @@ def choose_codes(available: Collection[str], requested: str | Iterable[str], sou
     if isinstance(requested, str):
         languages = list(GROUPS[requested])
     else:
-        languages = list(dict.fromkeys(two_letters(code) for code in requested))  # without duplicates
+        languages = list(dict.fromkeys(two_letters(code) for code in requested))  # `de` and `deu` are the same
     missing = [language for language in languages if language not in code_of_language]
     if missing:
         missing_codes = ", ".join(missing)

@@ -23,8 +23,8 @@ def acquire(path: Path | str, timeout: float = -1, poll_interval: float = 0.05) 
         InputError: the file system does not support locks.
     """
     try:
-        # filelock's fallback is a file that exists while the lock is held. A killed process would leave the file
-        # behind.
+        # filelock would fall back to a lock file that exists while the lock is held. After a process is killed, its
+        # file would remain, and all others would wait forever.
         return FileLock(path, fallback_to_soft=False).acquire(timeout=timeout, poll_interval=poll_interval)
     except OSError as error:
         if error.errno != errno.ENOSYS:

@@ -138,7 +138,7 @@ def load_if_ours(directory: Path) -> dict[str, Any] | None:
     # Other programs write files with the same name, but with different keys.
     if not isinstance(content, dict) or not Manifest.__required_keys__ <= content.keys():
         return None
-    return load(directory)
+    return load(directory)  # also checks the types of the values
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
         is_link_or_file = final.is_symlink() or final.is_file()
         if isinstance(error, NotADirectoryError) and is_link_or_file:  # the system's message names `partial`
             raise InputError(f"{final} is not a directory: remove it") from None
-        if not (final / marker).exists():
+        if not (final / marker).exists():  # otherwise, another process has finished the same directory
             raise
     sync_file(final.parent)
 
@@ -314,6 +314,7 @@ def _verify_files(
                 verify_file(path, size_and_digest, remedy, should_hash(Path(name)))
     except (InputError, OSError) as error:  # a name leads out of the directory or is too long
         known_error = user_files.translate_error(error, manifest_path)
+        # A failing disk or missing permissions do not mean that the artifact is damaged.
         may_be_valid = isinstance(known_error, TryAgain) or isinstance(error, PermissionError)
         if may_be_valid:
             raise known_error or error from error
@@ -325,7 +326,7 @@ def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:
     content_digest = digest({name: manifest[name] for name in ("kind", "files", "facts")})
     if content_digest != manifest["digest"]:
         raise DataCorrupt(f"{path} has digest {manifest['digest']}, but its content has {content_digest}: {remedy}")
-    if manifest.keys() <= _KEYS_BEFORE_SEALS:
+    if manifest.keys() <= _KEYS_BEFORE_SEALS:  # only older manifests may lack a seal
         return
     expected_seal = digest({name: value for name, value in manifest.items() if name != "seal"})
     seal = manifest.get("seal", "")

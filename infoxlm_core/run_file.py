@@ -98,7 +98,7 @@ class RunConfig(StageConfig):
         Validation omits this check, because preparing text and planning a run need no held-out pairs.
 
         Raises:
-            ConfigError: no pairs are held out for evaluation, the run cannot measure a metric of the gate, the labelled
+            ConfigError: no pairs are held out for evaluation, the run cannot measure a metric of the gate, the labeled
                 text would have a single label, or fine-tuning uses none of its languages.
         """
         preparation = self.preparation
@@ -111,12 +111,12 @@ class RunConfig(StageConfig):
         for metric in self.registration.gates:
             if metric.startswith("classification/") and self.finetuning.data is None and not has_prepared_labels:
                 raise ConfigError(
-                    f"registration: the gate needs {metric}, but the run has no labelled text: set finetuning.data or, "
+                    f"registration: the gate needs {metric}, but the run has no labeled text: set finetuning.data or, "
                     "with at least two corpora of pairs, preparation.labelled_share; or remove the metric"
                 )
         if preparation.labelled_share and not has_prepared_labels:
             raise ConfigError(
-                f"preparation.labelled_share ({preparation.labelled_share:g}) sets messages aside whose labels are the "
+                f"preparation.labelled_share ({preparation.labelled_share:g}) sets aside messages labeled with the "
                 "names of their corpora, but the run has fewer than two training corpora of pairs: set it to 0, or add "
                 "a corpus"
             )
@@ -124,18 +124,17 @@ class RunConfig(StageConfig):
             self._check_languages_of_labels()
 
     def _check_languages_of_labels(self) -> None:
-        """Check that the prepared labelled text has a training language of fine-tuning."""
+        """Check that fine-tuning trains on a language of the prepared labeled text."""
         train_languages = {two_letters(language) for language in self.finetuning.train_languages}
         if train_languages.isdisjoint(map(two_letters, self.preparation.languages)):
             raise ConfigError(
                 f"finetuning.train_languages ({', '.join(self.finetuning.train_languages)}) has no language of the "
-                f"labelled text, whose languages are preparation.languages ({', '.join(self.preparation.languages)}): "
-                "name one of them"
+                f"labeled text, which has preparation.languages ({', '.join(self.preparation.languages)}): name one of "
+                "them"
             )
 
     def resolve_tokenizer(self) -> Self:
-        """Return the config with its tokenizer set. If the config names none, use the tokenizer of
-        `pretraining.model.start`."""
+        """Return the config with its tokenizer set, by default to the tokenizer of `pretraining.model.start`."""
         start = self.pretraining.model.start
         if self.tokenization.model or not start or self.pretraining.system != "infoxlm":
             return self
@@ -160,7 +159,7 @@ class StrictLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Return a node's mapping. Raise ConfigError if a key occurs twice."""
-        mapping = super().construct_mapping(node, deep)
+        mapping = super().construct_mapping(node, deep)  # keeps only the last value of a repeated key
         if len(mapping) == len(node.value):
             return mapping
         previous_keys = set()
@@ -323,7 +322,7 @@ def _list_trial_settings(run: RunConfig) -> dict[str, Any]:
     """
     values = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     settings = {name: values.get(name, {}) for name in ("pretraining", "finetuning", "evaluation")}
-    settings["pretraining"]["seed"] = run.pretraining.seed
+    settings["pretraining"]["seed"] = run.pretraining.seed  # even the default, because the trials differ in their seeds
     if "translation" in values:
         settings["translation"] = values["translation"]
     return settings

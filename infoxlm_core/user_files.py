@@ -54,9 +54,8 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether an error is a Rust library's panic. Its class derives from BaseException and cannot be
-    imported."""
-    return type(error).__name__ == "PanicException"
+    """Return whether an error is a Rust library's panic, which derives from BaseException."""
+    return type(error).__name__ == "PanicException"  # the class cannot be imported
 
 
 def translate_error(error: BaseException, source: object = "") -> InfoXLMError | None:
@@ -66,7 +65,7 @@ def translate_error(error: BaseException, source: object = "") -> InfoXLMError |
         error: the system's error, or a library's error that quotes its message.
         source: file that was read or written, for errors without a file name.
     """
-    message = " ".join(str(error).split())[:300]
+    message = " ".join(str(error).split())[:300]  # a library's message may be long and have several lines
     if is_full(error):
         path = getattr(error, "filename", None) or source or "the disk"
         return StorageFull(f"{path}: no space left ({message}): free some space, then run again")
@@ -195,7 +194,7 @@ def read_json(path: Path, expected_type: Any, remedy: str, error_class: type[Inf
     try:
         content = read_bytes(path, MAX_JSON)
     except InputError as error:
-        system_error = error.__context__
+        system_error = error.__context__  # still set, although `raise … from None` hides it in tracebacks
         if isinstance(system_error, PermissionError):
             raise  # the file itself may be valid
         if isinstance(system_error, FileNotFoundError):

@@ -165,7 +165,7 @@ def pack_micro_batches(samples: DrawnSamples, batch_size: int, symmetric: bool =
 
 
 def _pack(mlm: MaskedSequences, tlm: MaskedSequences, views: ContrastViews, symmetric: bool) -> PackedBatch:
-    """Pack a micro-batch."""
+    """Pack MLM, TLM and contrast samples into a micro-batch."""
     contrast_count = len(views.group_ids)
     if symmetric:
         views = views.with_exchanged_copy()

@@ -43,9 +43,10 @@ def serialize(tokenizer: Tokenizer, special_ids: Collection[int]) -> bytes:
     """
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
+    # Sampling adds special tokens and truncates, so the stored token ids must be those of the plain text.
     content |= {"post_processor": None, "truncation": None, "padding": None}
     pieces = content["model"]["vocab"]
-    if isinstance(pieces, list):
+    if isinstance(pieces, list):  # a unigram model
         for token_id in special_ids:
             if token_id < len(pieces):
                 pieces[token_id][0] += "\0"
@@ -78,7 +79,7 @@ def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) ->
 
 
 def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
-    """Encode each row's text. Drop rows with a text that has no tokens besides the prefix.
+    """Encode each row's text. Drop rows in which a text has no tokens besides the prefix.
 
     Args:
         chunk: table with the column `text`, or the columns `source` and `target`.
@@ -119,6 +120,9 @@ def _find_complete_rows(ids_by_column: dict[str, list[np.ndarray]], prefix_ids: 
 
 
 def sentence_id(text: str) -> int:
-    """Return a 64-bit hash of a pair's pivot side. Pairs with equal hashes translate the same sentence."""
+    """Return a 64-bit hash of a pair's pivot side. Pairs with equal hashes translate the same sentence.
+
+    Differences in case, spaces and equivalent characters do not change the hash.
+    """
     comparable_text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return int.from_bytes(hashlib.blake2b(comparable_text.encode(), digest_size=8).digest(), "little")

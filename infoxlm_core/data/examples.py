@@ -1,4 +1,4 @@
-"""Tokenised examples of a task: concatenated texts or text pairs.
+"""Tokenized examples of a task: concatenated texts or text pairs.
 
     XLM-R      <s> a </s> </s> b </s>        types 0 0 0 0 0 0
     mBERT      [CLS] a [SEP] b [SEP]         types 0 0 0 1 1
@@ -21,7 +21,7 @@ CHUNK = 20_000  # texts per tokenizer call; its Python lists need 20 times the m
 
 @dataclass(frozen=True)
 class Examples:
-    """N concatenated tokenised texts or text pairs."""
+    """N concatenated tokenized texts or text pairs."""
 
     ids: np.ndarray  # (T,) of a small integer type: with `types`, an example needs 5 bytes per token
     types: np.ndarray  # (T,) segment of each token; 0 for tokenizers without segments
@@ -46,7 +46,7 @@ class Examples:
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], second_texts: Sequence[str] | None = None, max_tokens: int = 512
 ) -> Examples:
-    """Tokenise texts or text pairs with special tokens. In long pairs, the longer side is truncated first."""
+    """Tokenize texts or text pairs with special tokens. In long pairs, the longer side is truncated first."""
     batches = []
     for start in range(0, len(texts), CHUNK):
         selected = slice(start, start + CHUNK)

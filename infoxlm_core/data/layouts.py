@@ -35,7 +35,7 @@ class Sequences:
 
 
 def read_rows(tables: Sequence[Table], rows: np.ndarray, max_tokens: int) -> Sequences:
-    """Return row rows[i] of each tables[i], truncated to `max_tokens` tokens."""
+    """Return row `rows[i]` of `tables[i]` for every i, each truncated to `max_tokens` tokens."""
     token_ids = []
     for table, row in zip(tables, rows.tolist(), strict=True):
         # `item` returns a Python int, and is faster than indexing.

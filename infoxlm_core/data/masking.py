@@ -97,16 +97,18 @@ def _choose_tokens(
     """Choose the tokens to predict according to `config.masking`. Return ascending indices."""
     if config.masking == "xlm":
         is_chosen = rng.random(len(flat)) < config.mask_ratio
-        is_chosen[_find_first_tokens(lengths)] = False
+        is_chosen[_find_first_tokens(lengths)] = False  # as in XLM's code
         return np.flatnonzero(is_chosen)
     if config.masking == "bert":
         maskable = np.flatnonzero(~vocabulary.are_delimiters(flat))  # all but [CLS] and [SEP]
         sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)  # (T,)
         maskable_counts = np.bincount(sequence_of_token[maskable], minlength=len(lengths))  # (N,)
+        # BERT rounds to the nearest number, but predicts at least one token of each sequence.
         target_counts = np.maximum(1, np.rint(config.mask_ratio * lengths)).astype(np.int64)
         target_counts = np.minimum(target_counts, maskable_counts)
         chosen_indices = draw_positions(maskable_counts, target_counts, rng)
         return maskable[chosen_indices]
+    # Round up or down at random, so that the mean share of targets is `mask_ratio` for sequences of any length.
     target_counts = np.floor(config.mask_ratio * lengths + rng.random(len(lengths))).astype(np.int64)
     return draw_positions(lengths, target_counts, rng)
 
@@ -127,7 +129,7 @@ def _choose_words(
 ) -> np.ndarray:
     """Choose whole words to predict. Return the ascending indices of their tokens. A special token counts as a word."""
     if starts_word is None:
-        raise InputError("whole-word masking needs the tokenizer to know where words start: tokenize again")
+        raise InputError("whole-word masking needs a tokenizer that marks where words start: tokenize again")
     is_special = vocabulary.are_delimiters(flat)
     is_word_start = starts_word[flat] | is_special  # (T,)
     is_word_start[1:] |= is_special[:-1]  # the token after a special token

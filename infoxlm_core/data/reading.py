@@ -43,6 +43,7 @@ class PartSource(Protocol):
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
     """Map a safetensors file's arrays into memory. The safetensors library would copy the arrays."""
     content = np.asarray(np.memmap(path, np.uint8, "r"))
+    # A safetensors file consists of the header's size in 8 bytes, the header in JSON, and the arrays.
     header_size = int.from_bytes(content[:8].tobytes(), "little")
     header = json.loads(content[8 : 8 + header_size].tobytes())
     data = content[8 + header_size :]
@@ -132,7 +133,7 @@ class RemotePartReader(PartReader):
         self._expected_parts[table] = expected_parts
         requests = [(0, name) for name in current_parts] + [(1, name) for name in next_parts]
         for priority, name in requests:
-            if name not in previous_parts:
+            if name not in previous_parts:  # previous parts are in the directory or in the queue
                 # Parts with the same priority are downloaded in request order.
                 self._queue.put((priority, next(self._request_numbers), table, name))
         for name in previous_parts - expected_parts:

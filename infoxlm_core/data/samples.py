@@ -16,7 +16,7 @@ from infoxlm_core.errors import CorpusTooSmall
 
 logger = logging.getLogger(__name__)
 MAX_DRAWS = 100  # draws of a pair during training; more draws cause a warning
-MAX_PARTNER_DRAWS = 100  # attempts until all pairs are assumed to translate the same sentence
+MAX_PARTNER_DRAWS = 100  # attempts after which all pairs are assumed to translate the same sentence
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,10 @@ class Sampler(StepSampler):
         self.group_names += [f"xlco/{table.label}" for table in self.pairs]
 
     def _warn_if_block_sizes_differ(self, shards: Shards) -> None:
-        """Warn if all text must be read before the first step, because the block index has a different block size."""
+        """Warn if the sampler must read all text before the first step, to compute blocks of the configured size.
+
+        The block index of the shards lists the MLM samples (blocks) for only one size.
+        """
         if self.has_block_index or not self.config.objectives.mlm:
             return
         text_bytes = sum(table.byte_count for tables in shards.mono.values() for table in tables)
@@ -234,7 +237,7 @@ class Sampler(StepSampler):
         return (sample_draws + partner_draws) * self.config.batches.global_batch_size
 
     def log_draw_counts(self, steps: int) -> None:
-        """Log how often pairs are drawn in `steps` training steps. Warn of corpora whose pairs are drawn too often."""
+        """Log how often pairs are drawn in `steps` training steps. Warn about corpora that are too small for them."""
         counts_by_corpus = self.count_draws_per_pair(steps)
         drawn_corpora = [corpus for corpus, count in counts_by_corpus.items() if count]
         if not drawn_corpora:
@@ -242,7 +245,7 @@ class Sampler(StepSampler):
         most_frequent = max(drawn_corpora, key=lambda corpus: counts_by_corpus[corpus])
         rarest = min(drawn_corpora, key=lambda corpus: counts_by_corpus[corpus])
         logger.info(
-            "in %d steps a pair of %s is drawn %.3g times, a pair of %s %.3g times",
+            "in %d steps, each pair of %s is drawn about %.3g times, and each pair of %s about %.3g times",
             steps, most_frequent, counts_by_corpus[most_frequent], rarest, counts_by_corpus[rarest],
         )  # fmt: skip
         drawn_too_often = [f"{name} ({count:.0f})" for name, count in counts_by_corpus.items() if count > MAX_DRAWS]
@@ -308,7 +311,7 @@ class Sampler(StepSampler):
         table_ids, rows = self.pair_sampler.draw(count, rng, window.row_counts)
         pairs = _make_drawn_pairs(window, table_ids, rows)
         partners = self._draw_partners(window, pairs, rng)
-        modes = rng.integers(0, 8, count)
+        modes = rng.integers(0, 8, count)  # any combination of the three changes in `mix`
         is_joined = rng.random(count) < contrast.mixup
         is_crossed = rng.random(count) < contrast.cross
 
@@ -331,7 +334,7 @@ class Sampler(StepSampler):
         corpus if possible.
         """
         if self.config.contrast.partner == "next":
-            next_rows = (pairs.rows + 1) % window.row_counts[pairs.table_ids]
+            next_rows = (pairs.rows + 1) % window.row_counts[pairs.table_ids]  # the first pair follows the last
             return _make_drawn_pairs(window, pairs.table_ids, next_rows)
         table_ids, rows = self.pair_sampler.draw_partners(pairs.table_ids, self.corpora, rng, window.row_counts)
         for _ in range(MAX_PARTNER_DRAWS):

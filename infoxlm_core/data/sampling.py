@@ -18,7 +18,7 @@ def digest_key(*key: object) -> bytes:
 
 def make_rng(*key: object) -> np.random.Generator:
     """Return a random generator that depends only on a key, such as (seed, step, virtual shard, purpose)."""
-    words = np.frombuffer(digest_key(*key), np.uint64)  # (4,)
+    words = np.frombuffer(digest_key(*key), np.uint64)  # (4,): two for Philox's key, two for its counter
     return np.random.Generator(np.random.Philox(key=words[:2], counter=[*words[2:], 0, 0]))
 
 
@@ -76,7 +76,7 @@ class TableSampler:
         """
         corpus_names = np.array(corpora)
         corpus_of_sample = corpus_names[tables]  # (count,)
-        uniform = rng.random(len(tables))
+        uniform = rng.random(len(tables))  # drawn before the loop, because a set has no reproducible order
         partner_tables = np.empty_like(tables)
         for corpus in set(corpus_of_sample.tolist()):
             is_in_corpus = corpus_of_sample == corpus

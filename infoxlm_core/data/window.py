@@ -150,7 +150,7 @@ class _TableWindow(Generic[T]):
     def _list_parts(self, position: int) -> list[int]:
         """Return the part numbers of the window that starts at `position`."""
         part_count = len(self._sample_counts)
-        if self._width == part_count:
+        if self._width == part_count:  # a window of all parts never moves, so their order does not matter
             return list(range(part_count))
         part_numbers = []
         for window_position in range(position, position + self._width):

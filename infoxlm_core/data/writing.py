@@ -85,7 +85,7 @@ def _read_token_columns(rows: pa.Table) -> dict[str, Table]:
 
 
 def _cut_parts(chunks: Iterable[pa.Table], block_tokens: int, part_tokens: int) -> Iterator[pa.Table]:
-    """Split rows into parts. Parts of sentences end between MLM blocks."""
+    """Split rows into parts. A part of sentences ends where an MLM block ends, so that no block spans two parts."""
     remaining_rows: pa.Table | None = None
     for chunk in chunks:
         remaining_rows = chunk if remaining_rows is None else pa.concat_tables([remaining_rows, chunk])

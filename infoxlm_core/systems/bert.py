@@ -31,7 +31,7 @@ SHORT_SHARE = 0.1  # share of samples with a random length, as in BERT, so that 
 
 
 class BERT(TextNetwork):
-    """BERT's encoder with heads for masked language modelling and next-sentence prediction."""
+    """BERT's encoder with heads for masked language modeling and next-sentence prediction."""
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__(size, dropout)
@@ -47,7 +47,7 @@ class BERT(TextNetwork):
         # Class 0: the second part follows the first. Class 1: it does not.
         nsp_logits = self.follows(torch.tanh(self.pooler(cls_states)))  # (sequences, 2)
         target_rows = batch.target_rows
-        if batch.rows_with_target is not None:  # on GPUs, sequences without a target have a target row too
+        if batch.rows_with_target is not None:  # on GPUs, `TextBatch.to` adds rows without a target
             target_rows = target_rows[batch.rows_with_target]
         target_states = self.head.transform(hidden[target_rows])  # (N, d)
         return TargetStates(target_states, self.head.bias, {"nsp": nsp_logits})

@@ -145,6 +145,7 @@ def draw_rows(corpora: Sequence[ShortRows], count: int, max_tokens: int, rng: np
     Returns:
         One element per side: the sentences for text, the sources and the targets for pairs.
     """
+    # With a single language, the sampler draws each corpus in proportion to its size, and alpha has no effect.
     sampler = TableSampler([[len(corpus) for corpus in corpora]], alpha=1.0)
     corpus_numbers, indices = sampler.draw(count, rng)  # both (count,)
     row_numbers = []

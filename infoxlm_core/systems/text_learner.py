@@ -107,7 +107,7 @@ class TextLearner(Learner):
             scaled_losses.append(outputs.scaled_loss)
             sums[batch.objective] = outputs.target_losses.sum()
         for name, labels in batch.labels.items():
-            if name not in self.weights.by_name:
+            if name not in self.weights.by_name:  # BERT's samples have labels for NSP even if NSP is disabled
                 continue
             logits = outputs.sentence_logits[name]  # (sequences, classes)
             sentence_loss = cross_entropy(logits, labels)
@@ -117,7 +117,7 @@ class TextLearner(Learner):
         return torch.stack(scaled_losses).sum(), sums
 
     def _scale_targets(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:
-        """Return each target's factor in the loss (N,), or None if the objective is disabled."""
+        """Return each target's factor in the loss (N,), or None if the batch's token-level objective is disabled."""
         if batch.objective not in self.weights.by_name:
             return None
         dtype = self.module.encoder.token_embedding.weight.dtype

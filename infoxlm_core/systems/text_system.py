@@ -60,7 +60,7 @@ class TextSystem(System):
         """Raise ConfigError if an exported model's languages differ from those of the shards."""
 
     def initialise(self, model: nn.Module, seed: int) -> None:
-        """Initialise the weights randomly from the seed."""
+        """Initialize the weights randomly from the seed."""
         initialise(model, seed)
 
     def build(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
@@ -132,6 +132,7 @@ class TextSystem(System):
 
     def hugging_face_name(self, name: str) -> str:
         """Translate a parameter name: in XLM, `encoder.layers.0.up.bias` -> `transformer.ffns.0.lin1.bias`."""
+        # XLM's rules cover all names. The other names of BERT are those of XLM-R with another prefix.
         return pretrained.to_hugging_face_name(name, self.parameter_names).replace("roberta.", "bert.", 1)
 
     def _write_tokenizer(self, tokenizer: Path, directory: Path, max_tokens: int) -> None:
@@ -141,7 +142,7 @@ class TextSystem(System):
         """
         tokenizers.copy(tokenizer, directory, max_tokens)
         tokenizer_path = directory / "tokenizer.json"
-        if not tokenizer_path.exists():
+        if not tokenizer_path.exists():  # the tokenizer has only a SentencePiece model
             return
         with tokenizers.reading(str(tokenizer_path)):
             fast_tokenizer = Tokenizer.from_file(str(tokenizer_path))

@@ -56,7 +56,7 @@ class XLM(TextNetwork):
         hidden = self.encoder.run_layers(
             embeddings, batch.lengths, 0, last_layer, batch.target_rows, batch.target_counts, causal=is_causal
         )  # (N, d)
-        if batch.rows_with_target is not None:  # on GPUs, sequences without a target have a target row too
+        if batch.rows_with_target is not None:  # on GPUs, `TextBatch.to` adds rows without a target
             hidden = hidden[batch.rows_with_target]
         return TargetStates(hidden, self.bias, {})
 
@@ -208,10 +208,10 @@ class XLMSampler(TextSampler):
         tables = self.texts[language]
         window_tokens = self.config.batches.block_tokens
         window_counts = [count_windows(table, window_tokens) for table in tables]
-        sampler = TableSampler([window_counts], alpha=1.0)
+        sampler = TableSampler([window_counts], alpha=1.0)  # alpha has no effect on a single language
         table_numbers, window_numbers = sampler.draw(self.samples_per_shard, rng)
         tokens = np.empty((self.samples_per_shard, window_tokens), np.int64)
-        for table_number in np.unique(table_numbers):
+        for table_number in np.unique(table_numbers):  # read all windows of a corpus at once
             is_in_table = table_numbers == table_number
             tokens[is_in_table] = read_windows(tables[table_number], window_numbers[is_in_table], window_tokens)
         sequences = Sequences(tokens.ravel(), np.full(self.samples_per_shard, window_tokens))
@@ -253,7 +253,7 @@ class XLMSystem(TextSystem):
     ]
 
     def initialise(self, model: nn.Module, seed: int) -> None:
-        """Initialise like BERT, but draw embeddings with standard deviation d^-0.5."""
+        """Initialize like BERT, but draw embeddings with standard deviation d^-0.5."""
         initialise(model, seed)
         bert_deviation = 0.02  # standard deviation of the weights that `initialise` drew
         with torch.no_grad():
@@ -302,7 +302,7 @@ class XLMSystem(TextSystem):
             n_heads=size.heads,
             max_position_embeddings=size.positions,
             layer_norm_eps=size.epsilon,
-            causal=not config.objectives.mlm and not config.objectives.tlm,
+            causal=not config.objectives.mlm and not config.objectives.tlm,  # only after training with CLM alone
             n_langs=max(1, size.types),
             **language_numbers,
             embed_init_std=size.hidden**-0.5,

@@ -72,7 +72,7 @@ def select_outdated(
         names: names of all checkpoints.
         keep: number of newest valid checkpoints to keep.
         damaged_names: names of damaged checkpoints.
-        rewind_interval: steps between two rewind targets; 0 if the run never rewinds.
+        rewind_interval: steps between two rewind targets, to which training returns if it diverges; 0: no rewinds.
     """
     newest_first = sorted(names, reverse=True)
     damaged = [name for name in newest_first if name in damaged_names]
@@ -188,7 +188,7 @@ class Checkpoints:
         self.rewind_interval = guard.compute_rewind_interval(every) if rewinds else 0
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending_save = Future[None]()
-        self._pending_save.set_result(None)
+        self._pending_save.set_result(None)  # before the first save, there is nothing to wait for
         self._failed_uploads = 0
         self._damaged_names: set[str] = set()  # to be deleted after the next save
         manifests.make_directory(directory)
@@ -197,6 +197,7 @@ class Checkpoints:
     def locked(self, timeout_seconds: float = 60.0) -> Iterator[None]:
         """Lock the run for this process. Raise LeaseHeld if another process holds the lock until the timeout."""
         try:
+            # Wait, because the run's previous process may be about to end.
             lock = locks.acquire(self.directory / "lock", timeout=timeout_seconds, poll_interval=0.5)
         except locks.Timeout:
             raise LeaseHeld(
@@ -264,9 +265,9 @@ class Checkpoints:
             if final_path.exists():  # a damaged checkpoint of the same step
                 shutil.rmtree(final_path)
             unfinished_path.replace(final_path)
-            manifests.sync_file(self.directory)
+            manifests.sync_file(self.directory)  # otherwise, a power failure could undo the renaming
             manifests.write_atomically(self.directory / "saved.json", json.dumps({"step": checkpoint.step}))
-        damaged_names = self._damaged_names - {name}
+        damaged_names = self._damaged_names - {name}  # a damaged checkpoint of this step has just been replaced
         if self._upload(final_path, damaged_names, is_last):
             self._damaged_names = damaged_names
             logger.info("saved checkpoint %s", final_path)
@@ -283,12 +284,12 @@ class Checkpoints:
             self._delete(self.directory / name)
 
     def _write(self, checkpoint: Checkpoint, directory: Path) -> None:
-        """Write a checkpoint's files into a new directory, the manifest last."""
+        """Write a checkpoint's files into a new directory, the manifest last, because it makes a checkpoint valid."""
         directory.mkdir()
         save_file(checkpoint.tensors, directory / "state.safetensors")
         meta = checkpoint.meta | {"step": checkpoint.step} | self.fingerprint.meta()
         manifests.write_atomically(directory / META, json.dumps(meta, indent=1, sort_keys=True))
-        if self.remote:
+        if self.remote:  # another machine that resumes the run also needs the curves and the best weights
             for companion in COMPANIONS:
                 _replace_with_copy(self.directory / companion, directory / companion)
         manifests.sync_tree(directory)
@@ -303,7 +304,7 @@ class Checkpoints:
     def _upload(self, directory: Path, damaged_names: set[str], is_last: bool) -> bool:
         """Upload a checkpoint to remote storage, if configured. Return whether the upload succeeded.
 
-        A few failures are tolerated, except for the process's last save.
+        A few failures are tolerated, because a later save may succeed, but no failure of the process's last save.
         """
         if not self.remote:
             return True
@@ -342,7 +343,7 @@ class Checkpoints:
         # checkpoint exists.
         all_checkpoints = candidates + list_checkpoints(self.directory)
         self._damaged_names = {path.name for step, path in all_checkpoints if step > checkpoint.step}
-        if self.remote:
+        if self.remote:  # another machine may have written the checkpoint, so the files of this machine may not match
             for companion in COMPANIONS:
                 source = self.directory / name_checkpoint(checkpoint.step) / companion
                 _replace_with_copy(source, self.directory / companion)
@@ -427,7 +428,7 @@ def _replace_with_copy(source: Path, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
     else:
         target.unlink(missing_ok=True)
-    if source.is_dir():
+    if source.is_dir():  # weights, which are never changed in place, so that links are safe
         shutil.copytree(source, target, copy_function=os.link)
-    elif source.is_file():
+    elif source.is_file():  # curves, to which the run appends
         shutil.copy(source, target)

@@ -18,7 +18,7 @@ from infoxlm_core.model import devices, mixed_precision
 T = TypeVar("T")
 PATIENCE = timedelta(days=1)  # timeout while the first worker works alone, because writing may take hours
 LARGEST_16_BIT_PRIME = 65_521
-CHECKSUM_CHUNK = 2**22  # number of values that a checksum converts to 64 bits at a time
+CHECKSUM_CHUNK = 2**22  # number of values that a checksum converts to 64 bits at a time, to save memory
 
 
 def rank() -> int:
@@ -71,7 +71,7 @@ def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
     """Sum numbers over all workers in fp64, without using GPUs. Every worker must pass the same names."""
     if world_size() == 1:
         return dict(values)
-    names = sorted(values)
+    names = sorted(values)  # the same order on all workers
     total = torch.tensor([values[name] for name in names], dtype=torch.float64, device="cpu")
     dist.all_reduce(total, group=_make_patient_group(dist.group.WORLD))
     return dict(zip(names, total.tolist(), strict=True))
@@ -149,7 +149,7 @@ def checksum(tensor: Tensor, chunk: int = CHECKSUM_CHUNK) -> Tensor:
     for start in range(0, len(integers), chunk):
         chunk_integers = integers[start : start + chunk]
         indices = torch.arange(start, start + len(chunk_integers), device=integers.device)
-        weights = indices % LARGEST_16_BIT_PRIME + 1
+        weights = indices % LARGEST_16_BIT_PRIME + 1  # never 0, so that every value counts
         total += (chunk_integers * weights).sum()
     return total
 
@@ -169,7 +169,7 @@ def on_first(action: Callable[[], T]) -> T | None:
         except Exception as error:
             failure = error if isinstance(error, InfoXLMError) else user_files.translate_error(error)
             if failure is None:
-                raise
+                raise  # a bug: the launcher stops the other workers when this worker dies
     failure = from_first(failure)
     if failure is not None:
         raise failure

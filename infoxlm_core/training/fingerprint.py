@@ -86,7 +86,7 @@ def list_differences(before: Mapping[str, object], after: Mapping[str, object]) 
 
 def make_mismatch(run: str, changes: list[str]) -> ConfigMismatch:
     """Create the error for a run whose data or settings have changed since the start."""
-    name = run.rstrip("/").rpartition("/")[2]
+    name = run.rstrip("/").rpartition("/")[2]  # `run` may be a path or a URI
     return ConfigMismatch(
         f"{run} was started with other data or settings: {'; '.join(changes)}. Change them back, accept the changes "
         f"with checkpoints.resume: {name}, or delete {run} to start over"
@@ -105,10 +105,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
-    """Compute a digest of each existing file or directory, regardless of its location.
+    """Return a digest of each file or directory. Missing paths have no digest.
 
-    The digest includes the file name, which often contains the language and the split (`xquad.de.json`). It also
-    includes the directory name if this is a language code (`fr/dev_2k.tsv`).
+    A digest does not depend on the location. It includes the file name, which often contains the language and the
+    split (`xquad.de.json`), and the directory name if this is a language code (`fr/dev_2k.tsv`).
     """
     if isinstance(paths, str):
         paths = [paths]
@@ -128,7 +128,7 @@ def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
 
 
 def _digest_directory(directory: Path) -> str:
-    """Return a digest of a directory's file names and contents. For a model, only loaded files count."""
+    """Return a digest of a directory's file names and contents. Files that are not loaded with a model do not count."""
     # Exclude the manifest, because it records which code wrote the files.
     files = [path for path in user_files.list_tree(directory) if path.is_file() and path.name != manifests.NAME]
     language = _find_language(directory)

@@ -17,14 +17,15 @@ from infoxlm_core.model import mixed_precision
 from infoxlm_core.training import distributed
 
 BUCKET_BYTES = 2**25
-"""Bytes of gradients per all-reduce, about one layer of a base model. Small buckets add latency; large ones wait."""
+"""Bytes of gradients per all-reduce: a layer of a base model. Small buckets add latency; large buckets start late."""
 
 
 @contextlib.contextmanager
 def summing_over_workers(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Sum gradients over all workers during a backward pass, the last of a step, in this context.
+    """Sum gradients over all workers during the backward pass in this context.
 
-    Missing gradients count as zeros. Shards are skipped, because FSDP2 sums their gradients.
+    This must be the step's last pass, because the sums include the accumulated gradients of earlier passes. Missing
+    gradients count as zeros. Shards are skipped, because FSDP2 sums their gradients.
     """
     buckets = make_buckets([parameter for parameter in parameters if not mixed_precision.is_shard(parameter)])
     if distributed.world_size() == 1 or not buckets:
@@ -57,6 +58,7 @@ class _GradientReducer:
     def count_gradient(self, parameter: Tensor) -> None:
         """Count a parameter's gradient as complete, and send the buckets that are ready."""
         self.missing_counts[self.bucket_numbers[parameter]] -= 1
+        # Buckets are sent in order, so a complete bucket may wait for an earlier one.
         while len(self.sent) < len(self.buckets) and self.missing_counts[len(self.sent)] <= 0:
             self._send_next_bucket()
 
@@ -89,9 +91,12 @@ def _flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def make_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Group parameters in buckets of about `BUCKET_BYTES`, in reverse order, as in a backward pass."""
+    """Group parameters in buckets of about `BUCKET_BYTES`, in reverse order.
+
+    A backward pass completes gradients in about this order, so the first buckets can be sent early.
+    """
     buckets: list[list[nn.Parameter]] = []
-    free_bytes = 0  # in the last bucket
+    free_bytes = 0  # space left in the last bucket
     for parameter in reversed(parameters):
         if not buckets or parameter.nbytes > free_bytes:
             buckets.append([])

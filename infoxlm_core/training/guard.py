@@ -70,6 +70,7 @@ class Guard:
         if len(window) >= MIN_WINDOW:
             loss_limit = upper_limit([step_loss for step_loss, _ in window], self.deviations)
             norm_limit = upper_limit([step_norm for _, step_norm in window], self.deviations)
+        # Clip spikes, so that a single spike hardly raises the limits of later steps, but a lasting rise does.
         window.append((min(loss, loss_limit), min(gradient_norm, norm_limit)))
         del window[:-WINDOW]
         if loss > DIVERGENCE_FACTOR * loss_limit:
@@ -96,8 +97,8 @@ class Guard:
         """
         # Skips after the checkpoint are dropped, because the new skip covers their data.
         earlier_skips = [(skip_step, count) for skip_step, count in self.skips if skip_step < saved_step]
-        first_position = saved_step + sum(count for _, count in earlier_skips)
-        end_position = last_step + self.skipped_positions(last_step)
+        first_position = saved_step + sum(count for _, count in earlier_skips)  # of the data after the checkpoint
+        end_position = last_step + self.skipped_positions(last_step)  # of the data that has not been drawn yet
         self.skips = [*earlier_skips, (saved_step, end_position - first_position)]
         self.window_by_kind = saved_guard.window_by_kind
         self.consecutive_diverged_steps = 0
@@ -105,7 +106,7 @@ class Guard:
         self.last_step_reached = max(self.last_step_reached, last_step)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Return `rewinds`, the number of rewinds, if any, and `repeated` if a rewind caused this step to repeat."""
+        """Return the number of `rewinds`, if any, and `repeated` for a step that is taken again after a rewind."""
         metrics = {"rewinds": float(self.rewinds)} if self.rewinds else {}
         if step <= self.last_step_reached:
             metrics["repeated"] = 1.0
@@ -117,6 +118,7 @@ class Guard:
         JSON stores floats exactly, so the restored state is identical. `consecutive_diverged_steps` is omitted, because
         it is 0 in every checkpoint from which training continues.
         """
+        # `recent` and `furthest` are earlier names, kept so that older checkpoints remain readable.
         return {
             "recent": {kind: list(window) for kind, window in self.window_by_kind.items()},
             "skips": list(self.skips),
@@ -129,7 +131,7 @@ class Guard:
         """Restore a guard from the state in a checkpoint."""
         window_by_kind = {}
         for kind, window in state.get("recent", {}).items():  # older checkpoints have no windows
-            window_by_kind[kind] = [(loss, norm) for loss, norm in window]
+            window_by_kind[kind] = [(loss, norm) for loss, norm in window]  # JSON stores pairs as lists
         skips = [(step, count) for step, count in state["skips"]]
         return cls(
             deviations,

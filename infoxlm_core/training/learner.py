@@ -34,7 +34,10 @@ class LossWeights:
     """Divisor of a summed loss. mean: targets of the same objective; count: targets of all objectives."""
 
     def divisors(self, counts: Mapping[str, float]) -> dict[str, float]:
-        """Return the divisor of each objective's summed loss, given the target counts of the global batch."""
+        """Return the divisor of each objective's summed loss, given the target counts of the global batch.
+
+        A divisor is at least 1, because a global batch may have no targets of an objective.
+        """
         if self.divide == "count":
             return dict.fromkeys(self.by_name, max(1.0, sum(counts[name] for name in self.by_name)))
         return {name: max(1.0, counts[name]) for name in self.by_name}

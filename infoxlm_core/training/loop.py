@@ -83,7 +83,7 @@ def train(
             # Training does not recover by itself after several consecutive diverged steps.
             if progress.guard.consecutive_diverged_steps >= config.max_bad_steps:
                 run.rewind(guard.rewinds)
-                preparer.prepare(progress.step)
+                preparer.prepare(progress.step)  # replaces the batches prepared for the abandoned steps
             else:
                 run.save_if_due(metrics, is_stopping, is_last_step)
     return metrics
@@ -125,8 +125,8 @@ class _Run:
     is_save_due: bool = False
 
     def is_stop_requested(self) -> bool:
-        """Return on the first worker whether to save and stop, because of a request or a failed save."""
-        if distributed.rank() > 0:
+        """Return whether the run must save and stop, because of a request or a failed save."""
+        if distributed.rank() > 0:  # `train_step` tells all workers the first worker's answer
             return False
         return self.checkpoints.is_stop_requested() or self.checkpoints.save_has_failed()
 
@@ -137,7 +137,7 @@ class _Run:
         metrics = restore(checkpoint, self.learner, self.optimizer, self.progress)
         if metrics is None:
             metrics = {}
-            self.learner.after_step(0)  # initialises the state of a new run, such as the queue
+            self.learner.after_step(0)  # initializes the state of a new run, such as the queue
         if distributed.rank() == 0:
             self.tracker.resume(self.progress.step)
         return metrics
@@ -151,6 +151,7 @@ class _Run:
         step = self.progress.step
         guard = self.progress.guard  # `restore` replaces `progress.guard` by the checkpoint's guard
         bad_steps = f"{guard.consecutive_diverged_steps} steps in a row up to step {step}"
+        # Finish first, because the rewind must also delete the checkpoint that is being written.
         distributed.on_first(self.checkpoints.finish_save)
         checkpoint = None
         if guard.rewinds < max_rewinds:
@@ -160,7 +161,7 @@ class _Run:
                 f"{bad_steps} had a loss or gradient that is not finite, or a loss of more than twice its limit, "
                 f"after {guard.rewinds} rewinds: lower optimization.learning_rate or raise contrast.temperature"
             )
-        self.is_save_due = False
+        self.is_save_due = False  # a due save would have saved the abandoned steps
         saved_step = self.progress.step
         guard.rewind(self.progress.guard, saved_step, last_step=step)
         self.progress.guard = guard
@@ -180,7 +181,7 @@ class _Run:
             Preempted: the run was asked to stop, and a checkpoint is saved.
         """
         step = self.progress.step
-        # Comparing workers is cheap (one pass over the weights), so do so more often than saving.
+        # Workers are compared more often than checkpoints are saved, because a comparison only reads the weights once.
         if step % max(MIN_COMPARISON_INTERVAL, self.checkpoints.every // 10) == 0:
             self.compare_workers()
         # Do not save during divergence, because new checkpoints would displace good checkpoints.

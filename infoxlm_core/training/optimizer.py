@@ -19,7 +19,7 @@ def learning_rate(config: OptimizationConfig, updates: int) -> float:
     if config.schedule == "inverse_sqrt":
         if updates < warmup:
             return XLM_FIRST_RATE + (peak - XLM_FIRST_RATE) * updates / warmup
-        return peak * (max(1, warmup) / max(1, updates)) ** 0.5
+        return peak * (max(1, warmup) / max(1, updates)) ** 0.5  # the peak at update 0 without warm-up
     if updates < warmup:
         return peak * updates / warmup
     return peak * max(0, config.steps - updates) / (config.steps - warmup)
@@ -45,7 +45,8 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -
         weight_decay=config.weight_decay,
         fused=True,
     )
-    # The fused step does not increment the weights' version counters, which invalidate their bf16 copies.
+    # The fused step does not increment the weights' version counters. Increment them, because layers renew their bf16
+    # copies of the weights only if the counters change.
     optimizer.register_step_post_hook(lambda *_: increment_version(parameters))
     for parameter in parameters:
         optimizer.state[parameter] = {

@@ -29,7 +29,7 @@ def run_directory(
     Raises:
         LeaseHeld: another process trains this run.
     """
-    accept_changes = config.resume == directory.name
+    accept_changes = config.resume == directory.name  # users accept changes by naming the run
     checkpoints = Checkpoints(
         directory, fingerprint, config.every, config.keep, remote, accept_changes, background, rewinds
     )

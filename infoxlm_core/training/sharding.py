@@ -31,6 +31,7 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], layer_dtype: torch.dty
     is_trained = any(parameter.requires_grad for parameter in module.parameters())
     for submodule in (*layers, module):  # layers first, so that the module shards only the remaining parameters
         dtype = None if submodule is module else layer_dtype
+        # Sum gradients in fp32 even if the layers compute in a lower precision.
         fully_shard(
             submodule,
             reshard_after_forward=None if is_trained else True,  # free parameters early if no backward pass follows
@@ -73,5 +74,5 @@ def compute_norm(gradients: Sequence[Tensor]) -> Tensor:
     local_gradients: list[Tensor] = []
     for gradient in gradients:
         local_gradients.append(gradient.to_local() if mixed_precision.is_shard(gradient) else gradient)
-    local_norm = nn.utils.get_total_norm(local_gradients)
+    local_norm = nn.utils.get_total_norm(local_gradients)  # over this worker's parts of the gradients
     return distributed.sum_over_workers(local_norm.square()).sqrt()

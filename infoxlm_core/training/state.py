@@ -77,16 +77,8 @@ def restore(
 ) -> dict[str, float] | None:
     """Restore the state of all workers from the first worker's checkpoint. All workers must call this.
 
-    The state of the learner, the optimizer and the progress is overwritten.
-
-    Args:
-        checkpoint: the checkpoint to restore; None on all workers except the first, or if there is no checkpoint.
-        learner: the learner to restore.
-        optimizer: the optimizer to restore.
-        progress: the progress to restore.
-
-    Returns:
-        The metrics of the checkpoint's step, or None if there is no checkpoint.
+    `checkpoint` is None on all other workers. Return the metrics of the checkpoint's step, or None if the first worker
+    has no checkpoint.
 
     Raises:
         NoValidCheckpoint: a tensor is missing from the checkpoint or has a different shape.
@@ -117,6 +109,6 @@ def _check_shapes(saved_tensors: Mapping[str, Tensor], live_tensors: Mapping[str
             )
         if saved_tensors[name].shape != live_tensor.shape:
             raise NoValidCheckpoint(
-                f"the checkpoint of step {step} has another shape of {name} than the model: "
-                "restore another checkpoint, or delete the run's directory to start over"
+                f"the checkpoint of step {step} has {name} of shape {tuple(saved_tensors[name].shape)}, but the model "
+                f"needs {tuple(live_tensor.shape)}: restore another checkpoint, or delete the run's directory"
             )

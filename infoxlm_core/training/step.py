@@ -137,6 +137,7 @@ def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, is_
 
 def count_targets(counts: Iterable[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
     """Sum the counts of micro-batches: targets of each objective, tokens and FLOPs."""
+    # Start at 0, because all workers must sum the same names, even a worker without targets of an objective.
     totals: dict[str, float] = dict.fromkeys([*names, "tokens"], 0)
     for batch_counts in counts:
         for name, count in batch_counts.items():
@@ -147,7 +148,7 @@ def count_targets(counts: Iterable[Mapping[str, float]], names: Iterable[str]) -
 def _sum_and_read(sums: Mapping[str, Tensor], gradient_norm: Tensor) -> tuple[dict[str, Any], float]:
     """Add up the sums of all workers, and read the totals and the gradient norm. Workers must pass the same names.
 
-    All values are copied from the device in one transfer, because every transfer synchronises with the device. All
+    All values are copied from the device in one transfer, because every transfer synchronizes with the device. All
     workers use the first worker's gradient norm, because rounding may differ and workers must make the same decision.
     """
     names = sorted(sums)

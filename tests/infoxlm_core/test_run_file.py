@@ -137,15 +137,15 @@ def test_wrong_override_is_refused_with_the_valid_names(overrides, message):
         ({"registration.gate": {"guard/mean": -0.005}}, r"registration\.gate names guard/mean: set evaluation\.guard"),
         (
             {"registration.gate": {"classification/mean": -0.01}},
-            "registration: the gate needs classification/mean, but the run has no labelled text",
+            "registration: the gate needs classification/mean, but the run has no labeled text",
         ),
         (  # one corpus is one label
             {"registration.metric": "classification/de", "preparation.labelled_share": 0.1},
-            "registration: the gate needs classification/de, but the run has no labelled text",
+            "registration: the gate needs classification/de, but the run has no labeled text",
         ),
         (
             {"preparation.labelled_share": 0.1, "finetuning.data": "labelled.tsv"},
-            r"preparation\.labelled_share \(0\.1\) sets messages aside .* fewer than two training corpora of pairs",
+            r"preparation\.labelled_share \(0\.1\) sets aside messages .* fewer than two training corpora of pairs",
         ),
         (
             {
@@ -153,7 +153,7 @@ def test_wrong_override_is_refused_with_the_valid_names(overrides, message):
                 "preparation.corpora": TWO_CORPORA,
                 "finetuning.train_languages": ["fr", "sw"],
             },
-            r"finetuning.train_languages \(fr, sw\) has no language of the labelled text.*\(en, de\)",
+            r"finetuning.train_languages \(fr, sw\) has no language of the labeled text.*\(en, de\)",
         ),
     ],
 )

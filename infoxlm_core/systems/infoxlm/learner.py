@@ -118,6 +118,7 @@ class InfoXLMLearner(Learner):
         return batch.counts | {objective.name: objective.count(batch) for objective in self.objectives}
 
     def kind_of(self, step: int, skipped: int = 0) -> str:  # noqa: ARG002
+        # The loss rises when contrast begins, so the guard must not compare earlier with later steps.
         return "" if step >= self.config.contrast.start_step else "before contrast"
 
     def _count_flops(self, batch: PackedBatch) -> float:
@@ -203,6 +204,7 @@ class InfoXLMLearner(Learner):
         my_shards = self.shares[distributed.rank()]
         for number in range(math.ceil(queue_size / global_batch_size)):
             samples = self.sampler.draw_for_queue(number, my_shards)
+            # Keys are computed without dropout, so a micro-batch may mix virtual shards.
             batches = pack_micro_batches(samples, self.config.batches.micro_batch_size)
             for batch in self._add_dummy_batches(batches, is_split_by_shard=False):
                 batch_on_device = batch.to(self.device)

@@ -1,7 +1,7 @@
 """Predict the parameters, memory, FLOPs and time of an InfoXLM run, without data, weights or GPUs.
 
 Parameters are counted on torch's meta device. The exact part of the memory plan is tested against a real training run.
-FLOPs exclude padding and recomputation (`flops.py`). Time estimates assume a fixed GPU utilisation.
+FLOPs exclude padding and recomputation (`flops.py`). Time estimates assume a fixed GPU utilization.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ ACTIVATION_BYTES = 38
 """Measured bytes stored for the backward pass, per token, layer and hidden unit, in bf16 without compilation."""
 
 ASSUMED_MFU = {True: 0.4, False: 0.25}
-"""Assumed model FLOPs utilisation (share of the GPUs' peak speed), with and without compiled layers."""
+"""Assumed model FLOPs utilization (share of the GPUs' peak speed), with and without compiled layers."""
 
 
 class PlanRow(NamedTuple):
@@ -174,7 +174,7 @@ def _plan_temporary_memory(
     view_tokens = sample_count * lengths.view
     # The loss computes logits for one chunk of targets at a time.
     chunk_rows = min(CHUNK_ROWS, round(config.objectives.mask_ratio * lm_tokens))
-    logit_bytes = 6 * chunk_rows * size.vocabulary
+    logit_bytes = 6 * chunk_rows * size.vocabulary  # logits in fp32, and their gradients in bf16
     embedding_gradient_bytes = 8 * size.hidden * size.vocabulary
     all_reduce_formula = "4 B x parameters that are trained, with several workers; of shards until the step ends"
     bf16_formula = f"2 B x parameters and {copied_key_weights:,} of the key encoder, under autocast"
@@ -267,19 +267,19 @@ def plan(
     memory = plan_memory(config, vocabulary_size, gpu_count)
     bytes_by_name = {row.name: row.value for row in memory}
     memory.append(PlanRow("sum", sum(bytes_by_name.values()), "B", f"on each {gpu_type}"))
-    steps: list[PlanRow] = []
-    run: list[PlanRow] = []
+    step_rows: list[PlanRow] = []
+    run_rows: list[PlanRow] = []
     for lengths in (fit_lengths(config, LONG), fit_lengths(config, SHORT)):
         step_flops = count_step_flops(config, model.encoder.size, lengths)
-        steps += _plan_step(config, lengths, step_flops)
-        run.append(_plan_duration(config, lengths, step_flops, gpu_count, gpu_type))
+        step_rows += _plan_step(config, lengths, step_flops)
+        run_rows.append(_plan_duration(config, lengths, step_flops, gpu_count, gpu_type))
     queue_turnover_steps = config.contrast.queue_size / config.batches.global_batch_size
-    steps += [
+    step_rows += [
         PlanRow("all-reduce", bytes_by_name["gradients to be summed"], "B", "gradients in fp32, once a step"),
         PlanRow("queue turnover", queue_turnover_steps, "steps", "K / samples a step"),
     ]
-    run += _plan_files(config, vocabulary_size, parameters)
-    return {"parameters": parameters, "memory": memory, "steps": steps, "run": run}
+    run_rows += _plan_files(config, vocabulary_size, parameters)
+    return {"parameters": parameters, "memory": memory, "steps": step_rows, "run": run_rows}
 
 
 def _check_request(config: PretrainingConfig, gpu_count: int, gpu_type: str) -> None:
@@ -335,7 +335,7 @@ def _plan_step(config: PretrainingConfig, lengths: SequenceLengths, step_flops: 
 def _plan_duration(
     config: PretrainingConfig, lengths: SequenceLengths, step_flops: float, gpu_count: int, gpu_type: str
 ) -> PlanRow:
-    """Estimate the run's hours from the FLOPs per step and the assumed GPU utilisation."""
+    """Estimate the run's hours from the FLOPs per step and the assumed GPU utilization."""
     mfu = ASSUMED_MFU[config.model.compiled]
     step_seconds = step_flops / (mfu * gpu_count * flops.PEAKS[gpu_type])
     steps = config.optimization.steps

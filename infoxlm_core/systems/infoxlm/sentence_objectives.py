@@ -72,8 +72,8 @@ class XLCO(SentenceObjective):
         share_sizes = {len(share) for share in self.shares}
         if config.contrast.enqueue == "micro_batch" and len(share_sizes) > 1:
             raise ConfigError(
-                f"with contrast.enqueue: micro_batch {len(self.shares)} workers must divide batches.virtual_shards "
-                f"({config.batches.virtual_shards}): take another number of workers, or enqueue: step"
+                f"with contrast.enqueue: micro_batch, the number of workers ({len(self.shares)}) must divide "
+                f"batches.virtual_shards ({config.batches.virtual_shards}): change one of them, or set enqueue: step"
             )
         self.device = distributed.device()
         self.key_encoder = KeyEncoder(model).to(self.device)
@@ -174,7 +174,7 @@ class XLCO(SentenceObjective):
             momentum = compute_momentum(contrast, step - 1, self.config.optimization.steps)
             self.key_encoder.update(momentum)
             self.enqueue(step)
-        self.new_keys.clear()
+        self.new_keys.clear()  # drops the keys of a bad step
         if step == contrast.start_step:
             self.key_encoder.update(0.0)  # contrast begins with a copy of the query encoder
 
@@ -187,7 +187,7 @@ class XLCO(SentenceObjective):
             "xlco/accuracy": sums["hits"] / count,
             "xlco/positive_logit": sums["positive"] / count,
             "xlco/negative_logit": negative_mean,
-            "xlco/negative_spread": max(0.0, negative_variance) ** 0.5,
+            "xlco/negative_spread": max(0.0, negative_variance) ** 0.5,  # rounding may make the variance negative
         }
 
     def state(self) -> dict[str, Tensor]:

@@ -41,8 +41,8 @@ class InfoXLMSystem(System):
         all_shards = range(config.batches.virtual_shards)
         token_count = 0
         for step in steps:
-            draw = sampler.draw(step, all_shards)
-            for batch in pack_micro_batches(draw, config.batches.micro_batch_size, config.contrast.symmetric):
+            samples = sampler.draw(step, all_shards)
+            for batch in pack_micro_batches(samples, config.batches.micro_batch_size, config.contrast.symmetric):
                 token_count += batch.tokens
         return token_count
 
@@ -104,7 +104,7 @@ def _check_tokenizer(start: Path, size: EncoderSize, shards: Shards) -> None:
     # Only fewer rows are an error: multilingual-e5-small has more embedding rows than its tokenizer has ids.
     if size.vocabulary < shards.vocabulary_size:
         raise TokenizerMismatch(
-            f"{start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
+            f"{start} has {size.vocabulary} embeddings, but {shards.directory} has {shards.vocabulary_size} ids: "
             "tokenize with the model's own tokenizer (tokenization.model)"
         )
     facts = shards.manifest["facts"]
@@ -114,15 +114,14 @@ def _check_tokenizer(start: Path, size: EncoderSize, shards: Shards) -> None:
         start_digest = f"sha256:{manifests.file_sha256(tokenizer_file)}"
         if start_digest != shards_digest:
             raise TokenizerMismatch(
-                f"{start} has tokenizer {start_digest[:15]}…, {shards.directory} {shards_digest[:15]}…: "
+                f"{start} has tokenizer {start_digest[:15]}…, but {shards.directory} has {shards_digest[:15]}…: "
                 f"tokenize with the model's own (tokenization.model: {tokenizer_file})"
             )
     pad_id = shards.vocabulary.pad
-    if size.first_position not in (0, pad_id + 1):
+    if size.first_position not in (0, pad_id + 1):  # 0, as in BERT: positions ignore the padding id
         raise ConfigError(
             f"{start}/config.json: pad_token_id is {size.first_position - 1}, but the tokenizer pads with {pad_id}, "
-            "and the positions of this model begin after its padding: give the tokenizer that the model was trained "
-            "with"
+            "so the positions of all tokens would be wrong: give the tokenizer with which the model was trained"
         )
 
 
@@ -131,11 +130,11 @@ def _check_size(start: Path, size: EncoderSize, config: PretrainingConfig) -> No
     if config.max_sequence_tokens > size.max_tokens:
         raise ConfigError(
             f"sequences of {config.max_sequence_tokens} tokens (batches.block_tokens, or 2 * batches.side_tokens + 3) "
-            f"exceed the {size.max_tokens} positions of {start}: lower them"
+            f"exceed the {size.max_tokens} positions of {start}: lower these settings"
         )
     contrast_layer = config.contrast.resolve_layer(size.layers)
     if contrast_layer > size.layers:
-        raise ConfigError(f"contrast.layer ({contrast_layer}) is above the {size.layers} layers of {start}")
+        raise ConfigError(f"contrast.layer ({contrast_layer}) is above the {size.layers} layers of {start}: lower it")
     uses_all_layers = config.objectives.mlm or config.objectives.tlm
     used_layers = size.layers if uses_all_layers else contrast_layer
     frozen = config.model.frozen

@@ -109,7 +109,7 @@ class TextTranslator:
             raise InputError(f"{directory} has no translator: {remedy}")
         description = user_files.read_json(directory / CONFIG, _Description, remedy)
         stored_weights.check_counts({"layers": description["size"].layers}, directory / CONFIG)
-        with torch.device("meta"):
+        with torch.device("meta"):  # compares the shapes before a wrong size can fill the memory
             stored_weights.check_shapes(Translator(description["size"]), directory)
         model = Translator(description["size"])
         model.load_state_dict(pretrained.read_tensors(directory / pretrained.WEIGHTS))

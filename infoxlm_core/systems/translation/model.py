@@ -150,6 +150,7 @@ class Translator(nn.Module):
         sentence_count = len(source.lengths)
         encoded_source = self.encode(source)  # (S, d)
         layers: list[Any] = list(self.decoder.layers)
+        # Convert only the weights of the layers here, because the encoder has converted its output.
         self.decoder.apply_autocast(encoded_source, layers)
         caches = [layer.create_cache(encoded_source, source.lengths) for layer in layers]
         languages = torch.full((sentence_count,), language, device=device)
@@ -204,4 +205,4 @@ def _copy_weights(source: Encoder, target: Encoder, initialisation: Initialisati
     if initialisation == "embeddings":
         target.token_embedding.load_state_dict(source.token_embedding.state_dict())
     elif initialisation == "pretrained":
-        target.load_state_dict(source.state_dict(), strict=False)
+        target.load_state_dict(source.state_dict(), strict=False)  # XLM has no cross-attention

@@ -49,7 +49,7 @@ def evaluate(translator: Path, corpus: Path, validation_pairs: int, name: str, o
         "model": "translator",
         "pivot": text_translator.pair[0],
         "test_set": manifests.digest(pairs.texts),
-        "chrf": outcomes["right"].mean(),
+        "chrf": outcomes["right"].mean(),  # for translations, this column has each sentence's chrF
         "curve": evaluation.read_bleu_curves(translator / tracker.METRICS),
         "directions": {direction: asdict(result) for direction, result in results.items()},
     }
@@ -71,7 +71,7 @@ def write_page(output: Path, name: str, summary: Summary, scores_by_variant: Map
     """
     sections = [*page.build_sections(summary), _compare_with_paper(summary)]
     directions = [direction for scores in scores_by_variant.values() for direction in scores["directions"]]
-    for direction in dict.fromkeys(directions):
+    for direction in dict.fromkeys(directions):  # once, although several variants have the same direction
         curves = {variant: scores["curve"].get(direction, []) for variant, scores in scores_by_variant.items()}
         drawings = {f"bleu-{direction}": partial(_draw_curves, direction, curves)}
         results = {variant: scores["directions"][direction] for variant, scores in scores_by_variant.items()}
@@ -93,7 +93,7 @@ def _compare_with_paper(summary: Summary) -> Section:
     paper = published.translation()
     prefix = f"{METRIC}/"
     our_directions = [metric.removeprefix(prefix) for metric in summary.metrics if metric.startswith(prefix)]
-    directions = list(dict.fromkeys([*our_directions, *paper.columns]))
+    directions = list(dict.fromkeys([*our_directions, *paper.columns]))  # the paper's table may share our directions
     our_lines = []
     for variant, result in summary.variants.items():
         cells = tuple(result.metrics.get(prefix + direction, "") for direction in directions)

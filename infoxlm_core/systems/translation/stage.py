@@ -92,7 +92,7 @@ def _export(learner: "TranslationLearner", shards: Shards, inputs: dict[str, str
     """Write the translator with its best weights, its curves and its manifest."""
     best_checkpoints = learner.best_checkpoints
     best_step = best_checkpoints.choose(best_checkpoints.read_evaluations(), learner.config.optimization.steps)[ALL]
-    best_checkpoints.load(learner.module, best_step)
+    best_checkpoints.load(learner.module, best_step)  # replaces the weights of the last step
     directory = output / "translator"
     learner.translator.save(directory, shards.directory / "tokenizer" / tokenizers.MODEL)
     export_curves(run, directory)

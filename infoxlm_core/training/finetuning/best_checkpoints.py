@@ -81,7 +81,7 @@ class BestCheckpoints:
         step = evaluations[-1].step
         saved_steps = [saved_step for saved_step, _ in list_checkpoints(self.run)]
         best_steps = set()
-        for last_step in [*saved_steps, step]:
+        for last_step in [*saved_steps, step]:  # the checkpoints from which the run may resume, and this step
             earlier_evaluations = [scores for scores in evaluations if scores.step <= last_step]
             if earlier_evaluations:
                 best_steps |= set(self.choose(earlier_evaluations, last_step).values())

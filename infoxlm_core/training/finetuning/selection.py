@@ -33,7 +33,7 @@ class DevScores:
 
 
 def check_dev_languages(rule: str, source_language: str, dev_languages: Sequence[str]) -> None:
-    """Raise InputError if a development set is missing that the rule needs."""
+    """Raise InputError if there is no development set for the selection rule."""
     requirement = ""
     if rule == "source" and source_language not in dev_languages:
         requirement = f"a development set in {source_language}"
@@ -58,7 +58,7 @@ def choose(evaluations: Sequence[DevScores], rule: str, source_language: str, la
     """
     if rule == "last":
         return {ALL: last_step}
-    if rule == "source":
+    if rule == "source":  # of equal scores, `max` returns the first, which is the earliest
         return {ALL: max(evaluations, key=lambda scores: scores.languages[source_language]).step}
     chosen = {ALL: max(evaluations, key=lambda scores: scores.mean).step}
     if rule == "each":
@@ -69,7 +69,7 @@ def choose(evaluations: Sequence[DevScores], rule: str, source_language: str, la
 
 def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
     """Write selection.json: the rule, the scores of all evaluations, and the chosen steps."""
-    looks = []
+    looks = []  # one entry per evaluation
     for scores in evaluations:
         looks.append({"step": scores.step, "languages": dict(scores.languages), "mean": scores.mean})
     content = {"rule": rule, "looks": looks, "chosen": dict(chosen)}
@@ -93,14 +93,14 @@ def directory_of(tuned: Path, chosen: Mapping[str, int], step: int) -> Path:
 def find_directory(tuned: Path, language: str) -> Path:
     """Return the directory of the model chosen for a language."""
     content = read(tuned)
-    chosen: dict[str, int] = content["chosen"] if content else {ALL: 0}
+    chosen: dict[str, int] = content["chosen"] if content else {ALL: 0}  # other programs export a single model
     return directory_of(tuned, chosen, chosen.get(language, chosen[ALL]))
 
 
 def read_development_scores(tuned: Path) -> dict[str, Any] | None:
     """Return a fine-tuned model's development scores as {"languages", "mean"}, or None without evaluations."""
     content = read(tuned)
-    if not content or not content["looks"]:
+    if not content or not content["looks"]:  # the evaluations
         return None
     chosen_steps = content["chosen"]  # language -> step
     scores_by_step = {evaluation["step"]: evaluation["languages"] for evaluation in content["looks"]}

@@ -107,7 +107,7 @@ class TaskLearner(Learner):
     def _draw_dropout_masks(self, step: int, positions: np.ndarray) -> Tensor | None:
         """Draw the head's dropout for the global batch, so that it does not depend on the number of workers."""
         if isinstance(self.module, Padded) or not self.module.dropout_mask_count:
-            return None
+            return None  # the model draws its own dropout
         shape = (self.config.batch_size, self.module.dropout_mask_count, self.module.encoder.size.hidden)
         uniform = make_rng(self.config.seed, "dropout", step).random(shape)
         return torch.from_numpy(uniform[positions] >= self.module.dropout)

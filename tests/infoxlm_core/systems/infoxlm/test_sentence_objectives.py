@@ -57,5 +57,5 @@ def test_enqueueing_by_micro_batch_needs_workers_that_divide_the_virtual_shards(
     config = tiny_config(contrast={"enqueue": "micro_batch"})
     shards = open_shards(tiny_shards)
 
-    with pytest.raises(ConfigError, match=r"micro_batch 3 workers must divide batches.virtual_shards \(4\)"):
+    with pytest.raises(ConfigError, match=r"number of workers \(3\) must divide batches.virtual_shards \(4\)"):
         InfoXLMLearner(config, build(config, shards), shards)
