@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    """Run the checks and measurements that the options select. Return 1 if a check failed."""
+    """Run the checks and measurements that the options select. Return 1 if a check failed, 2 if nothing ran."""
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--cpu", action="store_true", help="run the checks on a small model on the CPU; save nothing")
     parser.add_argument("--full", action="store_true", help="also measure the model large; takes twice as long")
@@ -53,7 +53,7 @@ def main() -> int:
         return 0
     if not options.cpu and not torch.cuda.is_available():
         print("This machine has no CUDA device. Use --cpu to run the checks on the CPU.")
-        return 0
+        return 2
     if options.only:
         is_measurement = options.only in speed.FIGURES
         rows = speed.FIGURES[options.only](options.full) if is_measurement else run_check(options)

@@ -42,6 +42,14 @@ def test_attention_to_another_sequence_fails_the_check(monkeypatch):
     assert not any(row["ok"] for row in checks.check_attention(small=True) if row["lengths"] == "ragged")
 
 
+def test_checks_without_a_gpu_do_not_pass(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu"])
+
+    assert runner.main() == 2
+    assert "no CUDA device" in capsys.readouterr().out
+
+
 CHECKS = """
 import os, sys, time
 from benchmarks.gpu import __main__ as runner, checks
