@@ -29,13 +29,13 @@ def tracking_uri(store: Path) -> str:
     """Return MLFLOW_TRACKING_URI, or the URI of the SQLite file in the directory `store`.
 
     Raises:
-        InputError: the store's path has a character that is special in a URI.
+        InputError: the store's path has a character that would begin another part of the URI, or an escape.
     """
     uri_from_environment = os.environ.get("MLFLOW_TRACKING_URI")
     if uri_from_environment:
         return uri_from_environment
     database = store.resolve() / "mlflow.db"
-    if any(character in str(store.resolve()) for character in "%?#"):  # these characters are special in a URI
+    if any(character in str(database) for character in "%?#"):
         raise InputError(f"{store}: the path of MLflow's database must not contain %, ? or #: rename the store")
     return f"sqlite:///{database}"
 

@@ -98,6 +98,7 @@ def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None
     for metric in gate:
         score = metrics.get(metric)
         if score is None or not math.isfinite(score):
+            # The gate compares shares of correct answers. Other metrics, such as perplexity, would not help the user.
             prefixes = ("retrieval/", "guard/", "classification/")
             available = ", ".join(name for name in metrics if name.startswith(prefixes)) or "none"
             raise InputError(

@@ -74,7 +74,7 @@ class MlflowTracker:
         self._file.close()
         self._deadline = time.monotonic() + timeout
         self._closing.set()
-        if self._thread.is_alive():
+        if self._thread.is_alive():  # `resume` has started it
             self._thread.join(timeout)
         self._restore_environment()  # the rest of the process needs MLflow's usual retries
         missing_count = self._outbox.count_missing()

@@ -248,7 +248,6 @@ def record_decision(
         previous: version number of the champion before the decision, if any.
     """
     timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    # The tag has only the last decision on a version. The run keeps a file for each decision.
     decision: dict[str, Any] = {
         "what": action,
         "model": version.name,
@@ -259,8 +258,9 @@ def record_decision(
         "at": timestamp,
         "by": identify_decider(),
     }
-    if version.run_id:
+    if version.run_id:  # the tag has only the last decision on a version, but the run keeps a file for each
         registered_tags = {key: value for key, value in version.tags.items() if key not in (DECISION, GATE)}
+        # Some file systems refuse colons.
         file_name = f"{timestamp.replace(':', '')}-{action.replace(' ', '-')}-version-{version.version}.json"
         client.log_dict(version.run_id, decision | {"registered": registered_tags}, f"promotion/{file_name}")
     if action == "promoted" and previous:  # `roll_back` restores this version

@@ -96,8 +96,8 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
         # `read_trials` finds the trials of a sweep by their outermost run, whatever task has opened them.
         run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: runs.find_outermost_run(client, parent)}
         tags = _make_trial_tags(trial) | run_tags
-        experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
-        run_id = runs.find_or_create(client, experiment, trial.name, tags)
+        experiment_name = client.get_experiment(client.get_run(parent).info.experiment_id).name
+        run_id = runs.find_or_create(client, experiment_name, trial.name, tags)
         client.update_run(run_id, status="RUNNING")  # an earlier attempt may have ended the run
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     return run_id
