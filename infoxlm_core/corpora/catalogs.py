@@ -79,6 +79,7 @@ class _CatalogFiles:
             if self.archive is None:
                 return user_files.read_bytes(self.path / name, MAX_CATALOG)
             return self.archive.read(name)
+        # RuntimeError: encrypted file; NotImplementedError: unknown compression
         except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError, EOFError) as error:
             raise InputError(
                 f"{self.path}: {name} cannot be unpacked ({one_line(error)}): fetch the archive again"
@@ -106,6 +107,7 @@ def read_rows(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]
                 pivot_text = pivot_texts.get((message.msgctxt, message.msgid))
                 source = _find_default_text(message.comment) or pivot_text or message.msgid
                 reason = _find_reason_to_skip(message)
+                # A symbolic id without English text is not a translation's source.
                 if reason is None and source == message.msgid and IDENTIFIER.fullmatch(source):
                     reason = "no_source_text"
                 yield Row((pivot, language), (source, message.msgstr), catalog.name, number, reason)
@@ -142,17 +144,15 @@ def _choose_catalog(files: _CatalogFiles, name_by_locale: dict[str, str], langua
         language: language of the locales.
     """
     best_rank = min((_rank_locale(locale, language) for locale in name_by_locale), default=NEVER)
-    best_catalog = _Catalog("", best_rank, [])
-    most_translations = -1
+    catalogs = []
     for locale, name in name_by_locale.items():
-        if _rank_locale(locale, language) != best_rank:
-            continue
-        messages = files.read_messages(name)
-        translation_count = sum(_find_reason_to_skip(message) is None for message in messages)
-        if translation_count > most_translations:
-            most_translations = translation_count
-            best_catalog = _Catalog(name, best_rank, messages)
-    return best_catalog
+        if _rank_locale(locale, language) == best_rank:
+            catalogs.append(_Catalog(name, best_rank, files.read_messages(name)))
+    return max(catalogs, key=_count_translations, default=_Catalog("", NEVER, []))
+
+
+def _count_translations(catalog: _Catalog) -> int:
+    return sum(_find_reason_to_skip(message) is None for message in catalog.messages)
 
 
 def _list_catalogs_in_directory(directory: Path) -> list[str]:
@@ -210,7 +210,7 @@ def _check_strings(content: bytes) -> None:
     """Raise ValueError or struct.error if a .mo file is truncated. polib does not detect truncation."""
     is_big_endian = content[:4] == b"\x95\x04\x12\xde"
     byte_order = ">" if is_big_endian else "<"
-    # The header contains the number of strings, and the offsets of the tables of ids and translations.
+    # After 8 bytes, the header contains the number of strings, and the offsets of the tables of ids and translations.
     count, *table_starts = struct.unpack_from(f"{byte_order}3I", content, 8)
     for start in table_starts:
         for length, offset in struct.iter_unpack(f"{byte_order}2I", content[start : start + 8 * count]):

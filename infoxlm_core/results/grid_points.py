@@ -23,22 +23,12 @@ class GridPoint:
     seeds: tuple[int, ...]  # finished seeds
 
 
-class GridPointScores(NamedTuple):
-    """The scores of one model's finished trials at one grid point."""
-
-    grid: Mapping[str, Any]
-    scores_by_seed: dict[int, Scores]
-
-
-def group_scores(trials_of_model: Sequence[Trial], scores: Mapping[str, Scores]) -> list[GridPointScores]:
-    """Group the scores of a model's trials by grid point. A grid point without a finished trial has no scores."""
-    points: dict[str, GridPointScores] = {}
-    for trial in trials_of_model:
-        description = trials.describe_grid_point(trial.grid)  # a mapping cannot be a key
-        point = points.setdefault(description, GridPointScores(trial.grid, {}))
-        if trial.name in scores:
-            point.scores_by_seed[trial.seed] = scores[trial.name]
-    return list(points.values())
+def select_scores(
+    grid: Mapping[str, Any], trials_of_model: Iterable[Trial], scores: Mapping[str, Scores]
+) -> dict[int, Scores]:
+    """Return the scores of a model's finished trials at a grid point, by seed. `scores` has trial names as keys."""
+    trials_of_point = [trial for trial in trials_of_model if trial.grid == grid]
+    return {trial.seed: scores[trial.name] for trial in trials_of_point if trial.name in scores}
 
 
 def summarise(grid: Mapping[str, Any], scores_by_seed: Mapping[int, Scores]) -> GridPoint:

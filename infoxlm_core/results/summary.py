@@ -91,7 +91,7 @@ class Summary:
             task["protocol"] = [fact._asdict() for fact in task["protocol"]]
             for result in task["models"].values():
                 result |= result.pop("details")
-                del result["metrics"]
+                del result["metrics"]  # the values above, under their names in the tracker
         return content
 
     def is_share(self, metric: str) -> bool:
@@ -196,17 +196,18 @@ def _join_tasks(
         tasks: task summaries by task name.
         unfinished: names of unfinished trials.
     """
-    headline_metrics: dict[str, None] = {}  # an ordered set
+    headline_metrics: dict[str, None] = {}  # an ordered set: models have different metrics, and tasks name some twice
     metrics_by_model: dict[str, dict[str, Statistic]] = {model: {} for model in models}
     for name, task in tasks.items():
         candidates = [f"{name}/{metric}" for metric in (*_TASK_HEADLINES, task.main, "transfer_gap")]
         for model, result in task.models.items():
             metrics_by_model[model] |= result.metrics
             headline_metrics |= dict.fromkeys(metric for metric in candidates if metric in result.metrics)
-    missing = Statistic(0, None)
+    missing = Statistic(0, None)  # of a model without a finished trial
     variants = {}
     for model, location in models.items():
         statistics = {metric: metrics_by_model[model].get(metric, missing) for metric in headline_metrics}
+        # Seeds differ between tasks, so only the results of tasks name them.
         variants[model] = Variant(what=location, seeds=(), unfinished=(), metrics=statistics)
     model_under_test = next(iter(models))
     return Summary(title, model_under_test, dict(models), tuple(headline_metrics), variants, unfinished, tasks)
@@ -226,17 +227,16 @@ def _summarise_suite_task(
     task = task_of(suite_task.settings)
     notes = []
     results = {}
-    trials_by_model: dict[str, list[Trial]] = {}
-    for trial in planned_trials:
-        trials_by_model.setdefault(trial.model, []).append(trial)
-    for model, trials_of_model in trials_by_model.items():
-        points = grid_points.group_scores(trials_of_model, scores)
-        grid = [grid_points.summarise(point.grid, point.scores_by_seed) for point in points]
+    for model in dict.fromkeys(trial.model for trial in planned_trials):  # without duplicates, in the suite's order
+        trials_of_model = [trial for trial in planned_trials if trial.model == model]
+        grid = []
+        for values in trials.list_grid_points(suite_task):
+            grid.append(grid_points.summarise(values, grid_points.select_scores(values, trials_of_model, scores)))
         chosen, problem = grid_points.choose(grid)
         if problem:
             notes.append(f"{model}: {problem}")
         if chosen:
-            chosen_scores = points[grid.index(chosen)].scores_by_seed
+            chosen_scores = grid_points.select_scores(chosen.grid, trials_of_model, scores)
             results[model] = _summarise_model(task, name, suite_task.settings, chosen_scores, chosen, grid)
     finished_scores = [scores[trial.name] for trial in planned_trials if trial.name in scores]
     summary = _summarise_task(task, results, finished_scores)
@@ -253,13 +253,7 @@ def _summarise_suite_task(
 def _summarise_task(
     task: Task[Any], results: Mapping[str, ModelResult], finished_scores: Sequence[Scores]
 ) -> TaskSummary:
-    """Summarise the results of all models on one task.
-
-    Args:
-        task: the task.
-        results: results by model.
-        finished_scores: scores of all finished trials.
-    """
+    """Summarise the results of all models on one task. `finished_scores` has the scores of all finished trials."""
     notes = []
     for model, result in results.items():
         files = result.details.get("not_reserved")
@@ -277,7 +271,8 @@ def _summarise_task(
     codes = languages.sort_codes(question_counts, task.order)
     metrics = task.metrics[:1]
     if finished_scores:
-        metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))  # an ordered set
+        # Scores may have more metrics than the task declares, such as `no_overlap`.
+        metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))
     return TaskSummary(
         kind=task.name,
         description=(task.__doc__ or "").splitlines()[0],

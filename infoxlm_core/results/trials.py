@@ -91,7 +91,7 @@ def plan(config: SuiteConfig) -> list[PlannedTrial]:
     planned_trials = []
     for task, suite_task in config.tasks.items():
         _check_grid_and_seeds(task, suite_task)
-        grid_points = _list_grid_points(suite_task)
+        grid_points = list_grid_points(suite_task)
         for (model, source), grid_point, seed in itertools.product(
             config.models.items(), grid_points, suite_task.seeds
         ):
@@ -105,7 +105,7 @@ def plan(config: SuiteConfig) -> list[PlannedTrial]:
     return planned_trials
 
 
-def _list_grid_points(suite_task: SuiteTaskConfig) -> list[dict[str, Any]]:
+def list_grid_points(suite_task: SuiteTaskConfig) -> list[dict[str, Any]]:
     """Return every combination of grid values as a mapping. Without a grid, return one empty mapping."""
     names = sorted(suite_task.grid)
     value_lists = [map(_to_int, suite_task.grid[name]) for name in names]
@@ -134,7 +134,7 @@ def apply_grid_point(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, 
     """Return the settings of a task at one grid point, with one seed."""
     values = suite_task.settings.model_dump(mode="json")
     for name, value in grid.items():
-        set_by_name(values, name, value, f"tasks.{task}.grid.{name}")  # `parse` rejects unknown names
+        set_by_name(values, name, value, f"tasks.{task}.grid.{name}")  # `parse` below rejects unknown names
     if task_of(suite_task.settings).is_finetuned:
         values["seed"] = seed
     return type(suite_task.settings).parse(values, f"tasks.{task}.settings")
@@ -176,7 +176,7 @@ def _check_grid_and_seeds(task: str, suite_task: SuiteTaskConfig) -> None:
             raise ConfigError(f"{location}.grid.{name} {list(values)} has a value twice.")
         if name in ("seed", "task"):
             raise ConfigError(f"{location}.grid.{name} is not a field of a grid. Use seeds or settings.task.")
-    task_of(settings).check_plan(settings, len(_list_grid_points(suite_task)), location)
+    task_of(settings).check_plan(settings, len(list_grid_points(suite_task)), location)
 
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
