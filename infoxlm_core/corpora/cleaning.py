@@ -44,7 +44,7 @@ _MIN_PROBABILITY = 0.05  # a text whose expected language is less probable is in
 
 def normalise(text: str) -> str:
     """Normalise a text to NFC, remove control and format characters, and collapse spaces."""
-    if text.isascii() and text.isprintable():
+    if text.isascii() and text.isprintable():  # most English text; normalisation would change nothing
         return " ".join(text.split())
     return " ".join(unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).split())
 
@@ -54,7 +54,7 @@ def casefold(text: str) -> str:
     if text.isascii() and text.isprintable():
         return " ".join(text.casefold().split())
     folded = unicodedata.normalize("NFKC", _INVISIBLE_OR_JOINER.sub("", text)).casefold()
-    return " ".join(unicodedata.normalize("NFKC", folded).split())
+    return " ".join(unicodedata.normalize("NFKC", folded).split())  # a casefolded text may not be normalised
 
 
 def digest(*texts: str) -> int:
@@ -98,6 +98,7 @@ def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], ru
         return "no_letters"
     if _is_wrong_script(words, len(letters), language):
         return "wrong_script"
+    # Letters separated by punctuation or spaces, such as "AA, AAA", are not a long repetition.
     most_frequent_count = max(Counter(_LETTER.findall(words.casefold())).values())
     if len(letters) >= _MIN_REPEATED_LETTERS and most_frequent_count > _MAX_SAME_CHARACTER * len(letters):
         return "one_sign"
@@ -159,7 +160,7 @@ def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> b
 @lru_cache
 def _load_identifier(languages: tuple[str, ...]) -> LanguageIdentifier:
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    identifier.set_languages(set(languages) & set(identifier.labels))
+    identifier.set_languages(set(languages) & set(identifier.labels))  # raises ValueError for unknown languages
     return identifier
 
 

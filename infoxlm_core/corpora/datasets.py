@@ -41,7 +41,7 @@ def list_datasets(
     training_corpora: set[str] = set()  # corpora with training tables
     for path, file_entry in table_files.items():
         table = _TABLE.fullmatch(path)
-        if table is None:
+        if table is None:  # labelled.parquet contains text of several corpora
             continue
         corpus = table["corpus"]
         digests_of_corpus[corpus][path] = file_entry["sha256"]

@@ -74,7 +74,7 @@ def _read_file(file: Path) -> Iterator[str]:
     is_compressed = file.suffix in lines.COMPRESSED
     uncompressed_name = file.with_suffix("") if is_compressed else file
     suffix = uncompressed_name.suffix.lower()
-    if suffix in _ARCHIVES or (is_compressed and suffix == ".parquet"):
+    if suffix in _ARCHIVES or (is_compressed and suffix == ".parquet"):  # Parquet cannot be read as a stream
         raise InputError(f"{file} is packed, and its texts cannot be read: unpack it")
     if suffix == ".json":
         return _find_strings(_parse_json_file(file))
@@ -151,7 +151,7 @@ def _read_cells(file: Path) -> Iterator[str]:
 
 def _find_strings(value: Any) -> Iterator[str]:
     """Yield all strings in a JSON value, at any depth."""
-    pending = [value]
+    pending = [value]  # recursion could exceed Python's limit
     while pending:
         value = pending.pop()
         if isinstance(value, str):

@@ -61,7 +61,7 @@ def _digest_text(text: str) -> tuple[int, int, int]:
 
 def check_minhash() -> None:
     """Raise InputError if the expected version of the MinHash library is not installed."""
-    try:
+    try:  # only this version, because others may compute different signatures
         is_installed = importlib.metadata.version("rensa") == RENSA_VERSION
     except importlib.metadata.PackageNotFoundError:
         is_installed = False
@@ -87,6 +87,7 @@ def compute_minhash_bands(texts: Sequence[str]) -> list[int]:
     minhash = rensa.RMinHash(num_perm=_BANDS * _HASHES_PER_BAND, seed=1)
     minhash.update(shingles)
     bands = np.array(minhash.digest(), np.uint32).reshape(_BANDS, _HASHES_PER_BAND)
+    # With its number, a band equals only the same band of other rows.
     return [cleaning.digest("band", str(number), band.tobytes().hex()) for number, band in enumerate(bands)]
 
 

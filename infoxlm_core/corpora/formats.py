@@ -107,6 +107,7 @@ def read_rows(source: CorpusSource, languages: Sequence[str], pivot: str, paths:
     if source.text_field:
         return _read_documents(corpus)
     rows = READERS[source.format](corpus)
+    # Moses text, and often TSV, is made from two files. A line that one of them lacks shifts all following pairs.
     if source.format in ("tsv", "moses") and len(source.languages) == 2:
         return _check_alignment(rows)
     return rows
@@ -162,7 +163,7 @@ def _read_documents(corpus: LocalCorpus) -> Iterator[Row]:
     field = corpus.source.text_field
     documents = _read_json_texts(path, field) if corpus.source.format == "jsonl" else _read_parquet_texts(path, field)
     for document in documents:
-        # MADLAD-400 ends lines with a backslash and an "n", as users report. Other texts that contain these characters
+        # Users report that MADLAD-400 separates lines by a backslash and an "n". Other texts with these two characters
         # hardly ever consist of a single line.
         separator = "\n" if "\n" in document.text else "\\n"
         for text in document.text.split(separator):
@@ -254,9 +255,10 @@ def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
     languages = tuple(corpus.source.languages[side] for side in _order_sides(corpus))
     files = _open_moses_files(corpus)
     file_names = f"{files[0].name} {files[1].name}"
+    # Count before reading, so that no row of mismatched files is used.
     line_counts = [sum(1 for _ in lines.read_lines(file)) for file in files]
     if len(set(line_counts)) > 1:
-        columns = (*languages, "scores")
+        columns = (*languages, "scores")  # `scores` is read only if the config sets `minimum_score`
         counts = " ".join(f"{column}={count}" for column, count in zip(columns, line_counts, strict=False))
         raise ParallelMismatch(f"{file_names}: different numbers of lines, {counts}: align the files again")
     readers = [lines.read_lines(file) for file in files]
@@ -320,7 +322,7 @@ def _check_alignment(rows: Iterable[Row]) -> Iterator[Row]:
         if len(pairs) == 2 * WINDOW:
             _check_correlation(pairs[:WINDOW], MIN_CORRELATION)
             _check_blocks(pairs[: WINDOW + BLOCK], BLOCK)  # includes blocks that begin in this window
-            del pairs[:WINDOW]
+            del pairs[:WINDOW]  # keep one window, so that the last window of the file is never short
     if len(pairs) >= WINDOW // 2:  # low correlations of fewer pairs are not significant
         for window in _list_windows(pairs, WINDOW, step=WINDOW):
             _check_correlation(window, MIN_CORRELATION)
@@ -363,7 +365,7 @@ def _check_shift(pairs: list[PairLengths]) -> None:
         correlation = _correlate(source[first:end], target[first + shift : end + shift])
         if correlation is not None:
             correlations[shift] = correlation
-    if 0 not in correlations:
+    if 0 not in correlations:  # the lengths vary too little
         return
     best_shift = max(correlations, key=correlations.__getitem__)
     if correlations[best_shift] > correlations[0] + MIN_SHIFT_GAIN:

@@ -17,7 +17,7 @@ from infoxlm_core.errors import EncodingError, InputError
 
 MAX_LINE = 1 << 20  # bytes; longer lines are skipped without loading them
 LOOK_AHEAD = 32 << 20  # bytes to decompress before using the first line, to detect a decompression bomb
-_CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
+_CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}  # pyarrow cannot decompress .xz
 COMPRESSED = (".xz", *_CODECS)
 AnyPath = Path | zipfile.Path
 """A file on this machine, or a file in a zip file."""
@@ -83,6 +83,7 @@ class _UnpackedFile(io.RawIOBase):
             raise InputError(f"{self.path} is damaged ({error}): fetch it again") from None
         buffer[: len(chunk)] = chunk
         self.unpacked_bytes += len(chunk)
+        # A short, repetitive file is no danger, so every file may unpack to `MAX_LINE` bytes.
         max_bytes = MAX_RATIO * self.count_packed_bytes() + MAX_LINE
         if self.unpacked_bytes > max_bytes:
             raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
@@ -128,7 +129,7 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
                 continue
             content = content.removesuffix(b"\n").removesuffix(b"\r")
             if number == 1:
-                content = content.removeprefix(codecs.BOM_UTF8)
+                content = content.removeprefix(codecs.BOM_UTF8)  # not text; programs on Windows write it
             try:
                 line = Line(number, content.decode())
             except UnicodeDecodeError as error:
@@ -146,7 +147,7 @@ def read_valid_texts(path: Path) -> Iterator[str]:
     for line in read_lines(path):
         if line.dropped == "invalid_utf8":
             position = line.text
-            raise EncodingError(f"{position}: not UTF-8 from this byte on. Convert the file.")
+            raise EncodingError(f"{position}: not UTF-8 from this byte on. Convert the file to UTF-8.")
         if line.dropped:
             raise InputError(f"{path}:{line.number} is too long, over {MAX_LINE:,} bytes. Split the line.")
         yield line.text

@@ -44,14 +44,14 @@ def check_files(counts_of_files: RowCounts, first_invalid: Mapping[str, str], ma
         if rows >= MIN_ROWS_TO_JUDGE and rows_in_other_languages > MAX_WRONG_LANGUAGE * rows:
             raise InputError(
                 f"{file_key.file} (corpus {file_key.corpus}): {rows_in_other_languages} of {rows} rows are not in the "
-                f"language expected ({file_key.language}): check its languages"
+                f"language expected ({file_key.language}): check the languages of the corpus"
             )
 
 
 def check_remaining_rows(source: CorpusSource, counts: Counter[str]) -> None:
     """Log how many rows of a corpus cleaning dropped. Raise CorpusTooSmall if no row remains."""
     rows = counts["read"]
-    dropped = counts.total() - rows
+    dropped = counts.total() - rows  # all other counts are reasons to drop a row
     if not rows and not source.languages:  # a corpus with many languages may lack this run's languages
         logger.warning("read %s: it has no rows in the languages of this run", source.name)
     elif rows == dropped:

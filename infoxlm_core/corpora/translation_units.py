@@ -64,6 +64,7 @@ def _read_tmx(path: Path) -> Iterator[Unit]:
         texts: dict[str, str] = {}
         for variant in unit.iter("tuv"):
             language = _parse_language(variant.get(_LANGUAGE) or variant.get("lang"))
+            # The first of several variants, such as en-US and en-GB, is used.
             texts.setdefault(language, _extract_text(variant.find("seg")))
         yield Unit(texts)
 
@@ -91,13 +92,14 @@ def _read_segment(unit: Element, segment: Element, source_language: str | None, 
     source = children.get("source")
     target = children.get("target")
     if source is None or target is None:
-        return Unit({})
-    state = target.get("state") or segment.get("state")
+        return Unit({})  # counted as a unit without translation
+    state = target.get("state") or segment.get("state")  # in XLIFF 1.2 or 2.x, respectively
     if state in _UNFINISHED:
         return Unit({}, "unfinished")
     if unit.get("approved") == "no" and state not in _FINISHED:
         return Unit({}, "unapproved")
     texts = {_parse_language(source.get(_LANGUAGE) or source_language): _extract_text(source)}
+    # If both sides name the same language, keep only the source. The unit then has no translation.
     texts.setdefault(_parse_language(target.get(_LANGUAGE) or target_language), _extract_text(target))
     return Unit(texts)
 

@@ -39,9 +39,9 @@ class Example(NamedTuple):
 class Examples(NamedTuple):
     """The questions that a page shows as examples."""
 
-    broken: Sequence[Example]
-    fixed: Sequence[Example]
-    neighbours: Sequence[Example]
+    broken: Sequence[Example]  # the right translation was retrieved only before the training
+    fixed: Sequence[Example]  # only after the training
+    neighbours: Sequence[Example]  # any questions, shown with their nearest sentences
 
 
 # ---------------------------------------------------------------- computation
@@ -64,6 +64,7 @@ def compare_outcomes(
     before = start.select_rows("retrieval/served")
     after = encoder.select_rows("retrieval/served")
     codes = list(dict.fromkeys(after["language"]))
+    # The row of pairs without a shared token follows the mean, because it also covers all languages.
     mean, *rows_of_languages = _compare_groups(before, after, {"mean": codes} | {code: [code] for code in codes})
     rows = [mean]
     if after["unshared"].any():
@@ -140,6 +141,7 @@ def find_examples(questions: "Questions", start_answers: pd.DataFrame, encoder_a
         start_answers: table of answers before the training, made by `held_out.tabulate`.
         encoder_answers: table of answers after the training, in the same order.
     """
+    # With new row numbers, row i of both tables answers the same question. `place` names the kind of vector.
     before = start_answers[start_answers["place"] == "served"].reset_index()
     after = encoder_answers[encoder_answers["place"] == "served"].reset_index()
     answers = after[["language", "direction"]].assign(
@@ -154,16 +156,23 @@ def find_examples(questions: "Questions", start_answers: pd.DataFrame, encoder_a
     # Most questions exist in all L languages. To avoid repetitions, language i shows rows i, i + L, i + 2 L, …
     language_numbers = {code: number for number, code in enumerate(questions.pairs)}
     is_shown_row = answers["row"] % len(questions.pairs) == answers["language"].map(language_numbers)
-    is_neighbour = is_shown_row & (answers["direction"] == "from_pivot")
+    shows_neighbours = is_shown_row & (answers["direction"] == "from_pivot")
     return Examples(
         broken=_select_examples(questions, answers[is_broken], MAX_EXAMPLES),
         fixed=_select_examples(questions, answers[is_fixed], MAX_EXAMPLES),
-        neighbours=_select_examples(questions, answers[is_neighbour], MAX_NEIGHBOURS),
+        neighbours=_select_examples(questions, answers[shows_neighbours], MAX_NEIGHBOURS),
     )
 
 
 def _select_examples(questions: "Questions", answers: pd.DataFrame, limit: int) -> list[Example]:
-    """Return up to `limit` answers as examples: the first answer of each language, then the second, and so on."""
+    """Return up to `limit` answers as examples: the first answer of each language, then the second, and so on.
+
+    Args:
+        questions: held-out questions.
+        answers: table with the indices of each question (`row`) and of the sentences retrieved for it in
+            `questions.pairs`.
+        limit: largest number of examples.
+    """
     rank_in_language = answers.groupby("language").cumcount()
     selected_answers = answers.assign(rank=rank_in_language).sort_values("rank", kind="stable").head(limit)
     examples = []

@@ -46,7 +46,7 @@ def paired_bootstrap(
     """
     if not candidate.index.equals(reference.index):
         raise ValueError("the models answered different questions")
-    gain_table = (candidate - reference).unstack("language").fillna(MISSING)
+    gain_table = (candidate - reference).unstack("language").fillna(MISSING)  # `np.unique` would not merge NaN rows
     gains = gain_table.to_numpy(dtype=float)  # (questions, languages)
     # Questions with equal gains are interchangeable. Drawing the count of each distinct row is much faster than
     # drawing questions.

@@ -48,7 +48,8 @@ class Outcomes:
     def select_rows(self, metric: str) -> pd.DataFrame:
         """Select the rows of the table from which a metric is computed.
 
-        All retrieval metrics except `best` and `centred` use the served vector.
+        The column `place` names the kind of vector. All retrieval metrics except `best` and `centred` use `served`, the
+        vector that users get. Other tasks have one kind without name.
 
         Raises:
             InputError: the metric is not a share of correct answers, or the table has no answers for the metric.

@@ -139,7 +139,7 @@ def draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Fig
 
 def _collect_layer_curves(name: str, task: TaskSummary) -> dict[str, list[_LayerCurve]]:
     """Collect the curves of each panel by its title. Results without directions share one panel."""
-    pivot = task.settings.get("pivot", "en")
+    pivot = task.settings.get("pivot", "en")  # a summary's settings lack default values
     task_title = task_tables.get_task_title(name)
     title_of_mean = f"{task_title} by layer"
     titles_by_direction = {
@@ -241,6 +241,7 @@ def _draw_points(title: str, task: TaskSummary, colours: Mapping[str, str]) -> F
     """Draw a task's main metric by language as points on a logarithmic axis. This suits perplexities."""
     figure, (axes,) = _make_figure(5.6, 3.6, [title])
     for model, result in task.models.items():
+        # matplotlib draws no point for NaN.
         values = [metrics[task.main].mean or math.nan for metrics in result.languages.values()]
         axes.plot(list(result.languages), values, "o", color=colours[model], label=model)
     axes.set_yscale("log")
@@ -311,6 +312,7 @@ def draw_map(maps: Mapping[str, SentenceMap]) -> Figure:
     shades = [tab20(number) for number in range(20)]  # a lighter shade follows each colour
     colours = [*shades[::2], *shades[1::2]]
     for panel, coordinates in zip(panels, maps.values(), strict=True):
+        # A map has at most as many languages as there are colours.
         for (language, (x, y)), colour in zip(coordinates.items(), colours, strict=False):
             panel.plot(x, y, "o", color=colour, markersize=3, markeredgewidth=0, alpha=0.7, label=language)
         (source_x, source_y), (target_x, target_y) = itertools.islice(coordinates.values(), 2)

@@ -80,11 +80,11 @@ def _compare_outcomes(candidate: Contender, reference: Contender, gate: Mapping[
             interval = paired_bootstrap(candidate_scores, reference_scores)
         except InputError as error:
             return Verdict(False, f"candidate with {comparison}, but {error}", figures)
-        except ValueError:
+        except ValueError:  # the models answered different questions
             reason = f"candidate with {comparison} on other questions of {metric}, promote by hand"
             return Verdict(False, reason, figures)
         figures[metric] = asdict(interval) | {"least": limit}
-        if interval.questions < FEWEST_QUESTIONS:
+        if interval.questions < FEWEST_QUESTIONS:  # too few for any verdict, so the other metrics do not matter
             problem = f"{metric} has {interval.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
             return Verdict(False, f"candidate with {comparison}, but {problem}", figures)
         if not interval.lower > limit:  # also true for NaN

@@ -114,7 +114,9 @@ def write_page(output: Path, name: str, summary: Summary, sections: Sequence[Sec
         drawings |= section.drawings
     rendered_figures = figures.render(drawings)
     context = {"summary": summary, "name": name, "lead": lead, "sections": sections}
-    data_uris = {figure: _to_data_uri(images["svg"]) for figure, images in rendered_figures.items()}
+    data_uris = {}  # of images inside the page, so that it needs no other file
+    for figure, images in rendered_figures.items():
+        data_uris[figure] = f"data:image/svg+xml;base64,{base64.b64encode(images['svg']).decode()}"
     files: dict[str, str | bytes] = {
         f"{name}.html": render("page.html", **context, figures=data_uris),
         f"{name}.md": render("page.md", **context),
@@ -286,11 +288,6 @@ def to_json(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _to_data_uri(svg: bytes) -> str:
-    """Encode an image as a data URI, so that the page needs no other file."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-
-
 @cache
 def _load_templates() -> jinja2.Environment:
     """Load the page templates, with the filters and functions that they use."""
@@ -314,7 +311,7 @@ def _load_templates() -> jinja2.Environment:
         "to_markdown": tables.to_markdown,
         "list_first": list_first,
         "describe_origin": describe_origin,
-        "isinstance": isinstance,
+        "isinstance": isinstance,  # distinguishes folded text from folded tables
         "str": str,
     }
     return environment

@@ -42,7 +42,7 @@ def name_setting(suite_task: SuiteTaskConfig, finished_scores: Iterable[Scores])
     """
     training_languages = set(_list_training_languages(suite_task, finished_scores))
     task_languages = set(task_of(suite_task.settings).order)
-    if training_languages <= {"en"}:
+    if training_languages <= {"en"}:  # empty, if only the data show the languages and no trial has finished
         is_test_translated = bool(getattr(suite_task.settings, "translated_test", ()))
         return "translate-test" if is_test_translated else "zero-shot"
     return "translate-train-all" if training_languages == task_languages else "other"

@@ -179,7 +179,7 @@ def describe_run(
     if encoder:
         size = f"{encoder['layers']} layers of {encoder['hidden']}, {encoder['parameters']:,} parameters"
         sentences = [f"**{model}**, {size}, {encoder['vocabulary']:,} pieces of vocabulary."]
-    corpora = list(datasets)
+    corpora = list(datasets)  # read twice
     sentences += _describe_corpora("Trained on", [corpus for corpus in corpora if not corpus.held_out])
     sentences += _describe_corpora("Evaluated on", [corpus for corpus in corpora if corpus.held_out])
     links = f"[Report]({LINK}{directory}/report.html) · [model card]({LINK}{directory}/model_card.md)"

@@ -95,7 +95,7 @@ def is_share(metric: str) -> bool:
     if metric == "probe/retrieval" or metric.endswith("/accuracy"):  # training curves
         return True
     task_name, _, metric_name = metric.partition("/")
-    task_names = {"guard", *TASKS}
+    task_names = {"guard", *TASKS}  # only the stage `evaluate` has the guard, so it is not in the registry
     for task in TASKS.values():
         task_names.update(task.presets)
     last_part = metric_name.rpartition("/")[2]

@@ -96,7 +96,7 @@ def _inherit_settings(tasks: Mapping[str, Any]) -> dict[str, Any]:
         base = resolved.get(base_name) if isinstance(base_name, str) else None
         if not isinstance(base, Mapping):
             raise ValueError(f"tasks.{name}.like: no task {base_name!r} before this one")
-        resolved[name] = merge(base, {**task, "like": None})
+        resolved[name] = merge(base, {**task, "like": None})  # `like` has now been applied
     return resolved
 
 

@@ -200,6 +200,7 @@ def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
         best_share = max(max(shares) for shares in shares_by_pooling.values())
         for pooling, shares in shares_by_pooling.items():
             padding = [""] * (layer_count - len(shares))  # another model may have more layers
+            # The best layer may belong to another pooling.
             best_layer = shares.index(best_share) if best_share in shares else None
             lines.append(Line(model, (*shares, *padding), _POOLINGS.get(pooling, pooling), marked=best_layer))
     columns = tuple(Column(str(layer)) for layer in range(layer_count))
@@ -286,7 +287,7 @@ def _tabulate_direction(name: str, task: TaskSummary, direction: str, group: str
         group: language group of Tatoeba, or "" for a test without groups.
         codes: languages of the group.
     """
-    pivot = task.settings.get("pivot", "en")
+    pivot = task.settings.get("pivot", "en")  # a summary's settings lack default values
     source, target = ("xx", pivot) if direction == "to_pivot" else (pivot, "xx")
     title = f"Accuracy, {source} → {target}"
     file_suffix = f"{source}-{target}"
@@ -307,9 +308,9 @@ def _make_vector_lines(models: Mapping[str, ModelResult], codes: Sequence[str], 
     """Make a row for each model and vector, ordered by vector as in the paper's tables."""
     first_result = next(iter(models.values()))
     lines = []
-    for vector_index in range(len(first_result.details["vectors"])):
+    for vector_name in first_result.details["vectors"]:  # the task's settings, and so the same for all models
         for model, result in models.items():
-            vector_name, vector = list(result.details["vectors"].items())[vector_index]
+            vector = result.details["vectors"][vector_name]
             shares = [vector["languages"].get(code, {}).get(direction) for code in codes]
             known_shares = [share for share in shares if share is not None]
             mean = fmean(known_shares) if known_shares else None
@@ -350,7 +351,7 @@ def _select_published_rows(table_name: str, codes: Sequence[str], kind: str = ""
             name=f"{row.model} large" if row.size == "large" else row.model,
             cells=(row.mean if has_same_languages else _average_if_complete(shares), *shares),
             detail="" if kind else row.kind,
-            rule=f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule,
+            rule=f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule,  # many rows have no rule
             source=row.source,
         )
         lines.append(line)
@@ -358,7 +359,7 @@ def _select_published_rows(table_name: str, codes: Sequence[str], kind: str = ""
             notes.append(row.note)
     if lines and not has_same_languages:
         notes.append("the languages differ from those of the paper's table, so published means cover only those shown")
-    distinct_notes = dict.fromkeys(notes)
+    distinct_notes = dict.fromkeys(notes)  # several rows may have the same note
     return _PublishedRows(tuple(lines), tuple(distinct_notes))
 
 
@@ -375,6 +376,7 @@ def tabulate_grid(task: TaskSummary) -> PageTable | None:
         return None
     lines = []
     for model, result in task.models.items():
+        # As statistics, so that a cell with fewer seeds than the chosen point shows their number.
         cells = tuple(Statistic(len(grid_point.seeds), grid_point.by) for grid_point in result.grid)
         chosen_index = result.grid.index(result.chosen)
         lines.append(Line(model, cells, seeds=len(result.chosen.seeds), marked=chosen_index))
@@ -435,7 +437,7 @@ def tabulate_mixed(summary: Summary) -> list[PageTable]:
                 lines.append(Line(model, (result.within, result.across), rule=result.rule))
         if not lines:
             continue
-        has_published_rows = task.table == "xnli" and task.setting == "zero-shot"
+        has_published_rows = task.table == "xnli" and task.setting == "zero-shot"  # the only published scores
         published_rows = published.tables()["mixed"].rows if has_published_rows else ()
         table = PageTable(
             f"{name}-mixed",

@@ -27,7 +27,7 @@ from infoxlm_core.errors import InputError
 
 LABELLED_CHARACTERS = 20  # shorter messages do not reveal their corpus
 PART_ROWS = 1 << 17  # largest number of rows with tables and keys that fit into a small worker's memory
-PART_CHARACTERS = 1 << 26
+PART_CHARACTERS = 1 << 26  # the same for rows that are long documents
 NOT_DRAWN, DRAWN_HELD_OUT, DRAWN_LABELLED = range(3)
 LETTERS_OF_PAIR = np.dtype([("source", "<u8"), ("target", "<u8")])  # `Keys.letters` of both sides
 KEY_COLUMNS = tuple((name, pa.list_(pa.uint64())) for name in Keys._fields)
@@ -49,7 +49,7 @@ def read_source(job: Job, source_number: int) -> Record:
     for rows in _split_rows(source_rows, source.compares_documents):
         rows_by_languages: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
         for row in rows:
-            document_line = row.line if source.compares_documents else 0
+            document_line = row.line if source.compares_documents else 0  # 0: not needed
             rows_by_languages["-".join(row.languages)].append((row.texts, row.file, document_line, row.dropped))
         for languages in sorted(rows_by_languages):
             name = f"{source_number:04}-{len(parts):06}"
@@ -89,10 +89,10 @@ def _split_rows(rows: Iterable[Row], keeps_documents: bool) -> Iterator[list[Row
             yield part_rows
             part_rows = []
             character_count = 0
-        # Only documents can exceed a list's limit, so at twice the limit the document itself is too long.
+        # A list exceeds its limit only to finish a document. At twice the limit, this document alone is over the limit.
         if len(part_rows) >= 2 * PART_ROWS or character_count >= 2 * PART_CHARACTERS:
             raise InputError(
-                f"{row.file}: the document that begins on line {row.line} has over {PART_ROWS:,} lines or "
+                f"{row.file}: the document that begins on line {row.line} has over {PART_ROWS:,} lines, or over "
                 f"{PART_CHARACTERS:,} characters: write a blank line after each document, or set deduplicate to lines"
             )
         part_rows.append(row)
@@ -181,6 +181,7 @@ def _draw_message(keys: Keys, is_long: bool, part: Part, config: PreparationConf
         return NOT_DRAWN
     seed = str(config.seed)
     pivot_text = str(keys.letters[0])
+    # The word "held_out" makes the first draw independent of the second.
     if config.held_out_share and _draw_number("held_out", seed, pivot_text) < config.held_out_share:
         return DRAWN_HELD_OUT
     if config.labelled_share and is_long and _draw_number(seed, pivot_text) < config.labelled_share:
@@ -216,6 +217,7 @@ def _put_label_keys(job: Job, part: Part, rows: pa.Table, is_held_out: np.ndarra
     partitions = find_partitions(letters, job.partition_count)
     job.put_slices(f"letters/{part.name}", letters, partitions, job.partition_count)
     drawn_rows = rows.filter(pa.array(rows["drawn"].to_numpy() == DRAWN_LABELLED))
+    # A message belongs to the partition of its pivot text, which is compared with all other letters there.
     candidates = np.unique(flatten_lists(drawn_rows["letters"]).view(LETTERS_OF_PAIR))
     partitions = find_partitions(candidates["source"], job.partition_count)
     job.put_slices(f"labelled_candidates/{part.name}", candidates, partitions, job.partition_count)
@@ -228,5 +230,6 @@ def flatten_lists(column: pa.ChunkedArray) -> np.ndarray:
 
 def find_partitions(keys: np.ndarray, partition_count: int) -> np.ndarray:
     """Return the partition of each 64-bit key, from 0 to `partition_count` - 1. Keys must be uniformly distributed."""
+    # Use only the high half of a key, so that the product fits into 64 bits.
     high_bits = keys >> np.uint64(32)
     return ((high_bits * np.uint64(partition_count)) >> np.uint64(32)).astype(np.int64)

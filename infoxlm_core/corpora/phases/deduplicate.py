@@ -39,7 +39,7 @@ _HELD_OUT_SHARE = REASONS.index("held_out_share")
 _LABELLED = REASONS.index("labelled")
 _ENTRY = np.dtype([("key", "<u8"), ("slot", "<u4"), ("exact", "<u4")])
 """An entry. key: digest of the letters and the table · slot: slot number in the part · exact: digest of the unchanged
-text, which distinguishes duplicates from near-duplicates."""
+text, which distinguishes duplicates from near-duplicates. 32 bits suffice, because only equal keys are compared."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ def select_table_rows(
     job: Job, part: Part, rows: pa.Table, reasons: np.ndarray, is_duplicate: np.ndarray
 ) -> list[TableRows]:
     """Select rows of a part for each output table. Duplicates are removed later.
+
+    Each selection has its own slot in a row: a number that distinguishes the ways in which the row is compared.
 
     Args:
         job: job of the preparation.
@@ -103,8 +105,10 @@ def _select_labelled_sides(
 
 
 def write_keys(job: Job, part_number: int) -> Record:
-    """Find a part's rows with reserved text, unusual lengths or dissimilar sides, and write the keys of all other
-    rows."""
+    """Find a part's rows with reserved text, unusual lengths or dissimilar sides, and write the keys of all other rows.
+
+    Rows with equal keys are duplicates.
+    """
     part = job.parts[part_number]
     rows = job.read_table(f"staged/{part.name}", COMPARED_COLUMNS)
     reasons = find_reasons(job, part, rows)
@@ -134,7 +138,7 @@ def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
         max_ratio = job.config.cleaning.max_length_ratio
         is_unusual = length_ratio.is_unusual(max_ratio, rows["log_ratio"].to_numpy(), median)
         reasons[is_unusual] = REASONS.index("length_ratio")
-    if part.kind in HELD_OUT:
+    if part.kind in HELD_OUT:  # these rows are themselves reserved text
         return reasons
     is_drawn = rows["drawn"].to_numpy() == DRAWN_HELD_OUT
     reasons[(reasons == 0) & is_drawn] = _HELD_OUT_SHARE
@@ -146,7 +150,7 @@ def _make_entries(part: Part, rows: pa.Table, table_rows: TableRows) -> np.ndarr
     row_numbers = np.flatnonzero(table_rows.is_selected)
     letters = flatten_lists(rows["letters"]).reshape(-1, len(part.languages))
     exact = flatten_lists(rows["exact"]).reshape(-1, len(part.languages))
-    seed = cleaning.digest(table_rows.kind, *table_rows.languages)
+    seed = cleaning.digest(table_rows.kind, *table_rows.languages)  # rows of different tables are never duplicates
     entries = np.empty(len(row_numbers), _ENTRY)
     entries["key"] = _hash_rows(seed, letters[row_numbers][:, table_rows.sides])
     entries["slot"] = row_numbers * SLOTS_PER_ROW + table_rows.slot
@@ -166,7 +170,10 @@ def _make_minhash_entries(part: Part, rows: pa.Table, is_selected: np.ndarray) -
 
 
 def _make_document_entries(part: Part, rows: pa.Table) -> np.ndarray:
-    """Return an entry for each document. The key sums the hashes of the document's rows and their positions."""
+    """Return an entry for each document. Its key is the sum of the hashes of the document's rows.
+
+    Each hash includes the row's position, so that documents with the same lines in another order have different keys.
+    """
     first_row_of_document = find_documents(rows)
     document_starts = np.unique(first_row_of_document)
     positions = (np.arange(len(rows)) - first_row_of_document).astype(np.uint64)
@@ -201,13 +208,13 @@ def _put_entries(job: Job, part_name: str, entries: np.ndarray) -> None:
 
     Partitions thus remain small, even if a part repeats a text millions of times.
     """
-    entries = entries[np.lexsort((entries["slot"], entries["exact"], entries["key"]))]
+    entries = entries[np.lexsort((entries["slot"], entries["exact"], entries["key"]))]  # by key, then text, then slot
     is_first = _starts_group(entries["key"]) | _starts_group(entries["exact"])
     first_slots = entries["slot"][_find_group_starts(is_first)]
     repeated_and_first_slots = np.stack([entries["slot"], first_slots], axis=1)[~is_first]
     job.files.put(f"repeats/{part_name}", repeated_and_first_slots.tobytes())
     first_entries = entries[is_first]
-    first_entries = first_entries[np.argsort(first_entries["slot"])]
+    first_entries = first_entries[np.argsort(first_entries["slot"])]  # in input order, as `find_duplicates` needs them
     partitions = find_partitions(first_entries["key"], job.partition_count)
     job.put_slices(f"keys/{part_name}", first_entries, partitions, job.partition_count)
 
@@ -227,7 +234,7 @@ def find_duplicates(job: Job, partition: int) -> Record:
     entries_of_parts = [
         job.read_slice(f"keys/{part.name}", _ENTRY, partition, job.partition_count) for part in job.parts
     ]
-    entries = np.concatenate([np.empty(0, _ENTRY), *entries_of_parts])
+    entries = np.concatenate([np.empty(0, _ENTRY), *entries_of_parts])  # also valid without parts
     entry_counts = np.array([len(part_entries) for part_entries in entries_of_parts], np.int64)
     part_numbers = np.repeat(np.arange(len(job.parts)), entry_counts)
     order = np.argsort(entries["key"], kind="stable")  # a stable sort keeps equal keys in input order
@@ -255,6 +262,7 @@ def read_states(job: Job, part_number: int, row_count: int) -> np.ndarray:
     # part's text.
     states[repeated_slots] = np.maximum(states[first_slots], DUPLICATE)
     states_of_rows = states.reshape(-1, SLOTS_PER_ROW)
+    # Only the state of the whole row decides whether the row is written, so copy the result of MinHash to it.
     is_similar = (states_of_rows[:, WHOLE_ROW] == KEPT) & (states_of_rows[:, MINHASH_BANDS] != KEPT)
     states_of_rows[is_similar, WHOLE_ROW] = SIMILAR
     return states_of_rows

@@ -107,6 +107,7 @@ class Job:
         """
         order = np.argsort(slice_numbers, kind="stable")
         offsets = np.searchsorted(slice_numbers[order], np.arange(slice_count + 1)).astype(_OFFSET)
+        # With the offsets first, `read_slice` needs to read only two offsets and its own slice.
         self.files.put(name, offsets.tobytes() + values[order].tobytes())
 
     def read_slice(self, name: str, dtype: DTypeLike, slice_number: int, slice_count: int) -> np.ndarray:
@@ -133,7 +134,7 @@ def run_phase(
     """
     record_names = [_name_record(task, number) for number in range(task_count)]
     unfinished_numbers = [number for number in range(task_count) if record_names[number] not in finished_records]
-    new_records = parallel_map(functools.partial(_run_task, task, job), unfinished_numbers)
+    new_records = parallel_map(functools.partial(_run_task, task, job), unfinished_numbers)  # in the same order
     with show_progress(task.__name__, task_count, "tasks") as advance:
         for name in record_names:
             if name in finished_records:
@@ -150,7 +151,7 @@ def _run_task(task: Task, job: Job, number: int) -> Record:
         InputError: the preparation's files are on another machine's disk.
     """
     try:
-        job.files.read(_MARKER)
+        job.files.read(_MARKER)  # a directory of the same name on another machine has no marker
     except FileNotFoundError as error:
         raise InputError(
             f"{error.filename} is missing on {socket.gethostname()}: give a store that all nodes share, such as "

@@ -107,6 +107,7 @@ class ReservedText:
 
     def __init__(self, digests: Mapping[str, np.ndarray], ngram_length: int):
         self.digests = digests
+        # N-grams take most of the time, so do not compute them if there is nothing to compare them with.
         self.ngram_length = ngram_length if len(digests["overlap"]) else 0
 
     def find_reasons(self, keys: pa.Table) -> np.ndarray:
@@ -135,7 +136,7 @@ def load_reserved_text(job: Job) -> ReservedText:
     key = f"{job.reserved_digest} {job.config.overlap}"
     if key not in _reserved_text_of_process:
         digests = {set_name: _open_digests(job.files, f"all_reserved/{set_name}") for set_name in SETS}
-        _reserved_text_of_process.clear()
+        _reserved_text_of_process.clear()  # frees the memory of an earlier job
         _reserved_text_of_process[key] = ReservedText(digests, job.config.overlap)
     return _reserved_text_of_process[key]
 
@@ -153,7 +154,8 @@ def _contains(sorted_digests: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return a mask of the values (values,) that are among the digests."""
     if not len(sorted_digests):
         return np.zeros(len(values), bool)
-    positions = np.minimum(np.searchsorted(sorted_digests, values), len(sorted_digests) - 1)
+    positions = np.searchsorted(sorted_digests, values)
+    positions = np.minimum(positions, len(sorted_digests) - 1)  # a value above all digests has no position
     return sorted_digests[positions] == values
 
 

@@ -64,6 +64,7 @@ def write_tables(job: Job, part_number: int) -> Record:
         job.put_table(f"tables/{part_number}/{name}", table)
         written_names.append(name)
         if not name.startswith(HELD_OUT):
+            # Read the table again, so that the check also covers the writing.
             check_leaks(job.read_table(f"tables/{part_number}/{name}"), name, load_reserved_text(job))
     return {"counts": counts_to_json(counts), "tables": written_names}
 
@@ -120,7 +121,8 @@ def check_leaks(table: pa.Table, path: str, reserved_text: ReservedText) -> None
     reasons = reserved_text.find_reasons(tables.make_table(pa.schema(KEY_COLUMNS), keys_of_rows))
     is_leak = reasons > 0
     if "split" in table.column_names:
-        # The labelled test set is itself reserved text, but must not contain text of other evaluations.
+        # The labelled test set is itself reserved text, but must not contain text of other evaluations. These are
+        # earlier in `REASONS`.
         is_test = pc.equal(table["split"], "test").to_numpy()
         is_own_text = is_test & (reasons >= REASONS.index("labelled"))
         is_leak &= ~is_own_text
