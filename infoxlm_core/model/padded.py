@@ -130,7 +130,7 @@ def read_labels(config: PretrainedConfig) -> tuple[str, ...]:
     return tuple(label_by_id[label_id] for label_id in sorted(label_by_id))
 
 
-def read_config(directory: Path) -> PretrainedConfig:
+def load_config(directory: Path) -> PretrainedConfig:
     """Return the config of any model. Raise InputError if the config is missing or damaged, or its type is unknown."""
     pretrained.read_config(directory)  # raises InputError for impossible sizes
     try:

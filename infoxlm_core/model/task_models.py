@@ -165,7 +165,7 @@ def create(
     Raises:
         InputError: the directory does not contain a complete encoder.
     """
-    config = padded.read_config(directory)
+    config = padded.load_config(directory)
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: label_id for label_id, label in enumerate(labels)}
@@ -196,7 +196,7 @@ def _load_encoder_weights(module: SequenceModel | TokenModel, directory: Path) -
 
 def load(directory: Path, head: Head) -> TaskModel:
     """Load a fine-tuned model for evaluation, on a GPU if possible. Raise InputError if the model lacks this head."""
-    config = padded.read_config(directory)
+    config = padded.load_config(directory)
     module: TaskModel
     if pretrained.can_run_packed(pretrained.read_config(directory)):
         module = _build_packed(directory, head, config)

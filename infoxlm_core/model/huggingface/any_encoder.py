@@ -74,7 +74,7 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
     auto_class: Any = transformers.AutoModel
     if has_language_model_head(directory):
         auto_class = transformers.AutoModelForMaskedLM
-    model = stored_weights.load_model(auto_class, directory, padded.read_config(directory))
+    model = stored_weights.load_model(auto_class, directory, padded.load_config(directory))
     if model.config.is_encoder_decoder:
         raise InputError(f"{directory} is an encoder-decoder ({model.config.model_type}): give an encoder-only model")
     _check_forward_pass(model, directory)
@@ -111,8 +111,8 @@ def read_contrast_settings(config: PretrainedConfig) -> EmbeddingSettings | None
 
 def find_embedding_settings(model: "Model") -> EmbeddingSettings:
     """Return the default layer and pooling of a loaded model. See `read_embedding_settings`."""
-    directory = Path(str(model.name_or_path))  # from which Transformers loaded the model
-    return _choose_embedding_settings(model.config, directory)
+    # Transformers stores in `name_or_path` from which directory it loaded the model.
+    return _choose_embedding_settings(model.config, Path(str(model.name_or_path)))
 
 
 def read_embedding_settings(directory: Path) -> EmbeddingSettings:
@@ -124,7 +124,7 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
     Raises:
         InputError: the pooling of a sentence-transformers model is neither `cls` nor `mean`.
     """
-    return _choose_embedding_settings(padded.read_config(directory), directory)
+    return _choose_embedding_settings(padded.load_config(directory), directory)
 
 
 def _choose_embedding_settings(config: PretrainedConfig, directory: Path) -> EmbeddingSettings:

@@ -40,7 +40,7 @@ def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
         details={
             "majority": int(rows["label"].value_counts().max()) / len(rows),
             "rows": len(rows),
-            "labels": list(padded.read_labels(padded.read_config(directory))),
+            "labels": list(padded.read_labels(padded.load_config(directory))),
         },
         outcomes=tabulate(rows),
     )
@@ -57,7 +57,7 @@ def read_test_set(directory: Path) -> pd.DataFrame:
         raise InputError(f"{path} has no column {', '.join(sorted(missing_columns))}. {REMEDY}")
     if table.empty:
         raise InputError(f"{path} has no rows. Add rows with the split test to the fine-tuning data.")
-    labels = padded.read_labels(padded.read_config(directory))
+    labels = padded.read_labels(padded.load_config(directory))
     unknown_labels = sorted(set(table["label"]) - set(labels))
     if unknown_labels:
         raise InputError(f"{path}: label {unknown_labels[0]!r} is not one of the classifier's ({', '.join(labels)}).")

@@ -50,7 +50,7 @@ def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Exampl
     limit = min(max_tokens, pretrained.find_max_tokens(pretrained.read_config(directory)))
     pairs = table["text_pair"].tolist() if "text_pair" in table else None
     examples = encode(tokenizers.load(directory), table["text"].tolist(), pairs, limit)
-    return padded.set_language_ids(examples, padded.read_config(directory), table["language"].tolist())
+    return padded.set_language_ids(examples, padded.load_config(directory), table["language"].tolist())
 
 
 def predict(classifier: TaskModel, examples: Examples, batch_tokens: int = BATCH_TOKENS) -> list[str]:
@@ -151,7 +151,7 @@ def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
             rows of two languages do not translate each other.
     """
     # A classifier trained elsewhere may spell its labels differently from the test rows, whose labels are normalised.
-    classifier_labels = padded.read_labels(padded.read_config(models))
+    classifier_labels = padded.read_labels(padded.load_config(models))
     spelling_of_label = normalise_labels(classifier_labels, str(models))
     source = two_letters(config.train_languages[0])
     test = read_test(config).drop(columns="split")

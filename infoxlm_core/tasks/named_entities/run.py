@@ -167,7 +167,7 @@ def encode(
         num_without_token = num_words - num_with_token
         logger.warning("%d of %d words are truncated or have no token, and are tagged O", num_without_token, num_words)
     examples = from_lists(encoding["input_ids"], encoding["token_type_ids"])
-    examples = padded.set_language_ids(examples, padded.read_config(directory), languages)
+    examples = padded.set_language_ids(examples, padded.load_config(directory), languages)
     return EncodedSentences(examples, first_tokens)
 
 

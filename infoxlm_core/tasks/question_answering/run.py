@@ -106,7 +106,7 @@ class WindowMaker:
                 f"{directory}: its tokenizer cannot map tokens to characters. Give one with a tokenizer.json."
             )
         self.max_tokens = min(config.max_tokens, pretrained.find_max_tokens(pretrained.read_config(directory)))
-        self.model_config = padded.read_config(directory)
+        self.model_config = padded.load_config(directory)
 
     def make_windows(self, question_set: QuestionSet) -> Windows:
         """Tokenise a set's questions, and cut the paragraphs into windows.
