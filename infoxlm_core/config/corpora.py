@@ -290,10 +290,11 @@ class PreparationConfig(StageConfig):
             unknown_languages = set(corpus.languages) - {*self.languages, self.pivot}
             if unknown_languages:
                 raise ValueError(
-                    f"corpus {corpus.name}: {', '.join(sorted(unknown_languages))} is not among the run's languages"
+                    f"corpus {corpus.name}: {', '.join(sorted(unknown_languages))} is not among the run's languages: "
+                    "add it to languages, or remove it from the corpus"
                 )
             if corpus in self.corpora[:number]:
-                raise ValueError(f"corpora contains {corpus.name} twice with the same path and languages")
+                raise ValueError(f"corpora contains {corpus.name} twice with the same path and languages: remove one")
             has_pairs = corpus.format in _PAIR_FORMATS or self.pivot in corpus.languages
             if has_pairs and self.pivot not in self.languages:
                 raise ValueError(

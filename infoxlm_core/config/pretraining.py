@@ -368,9 +368,9 @@ class PretrainingConfig(StageConfig):
     @model_validator(mode="after")
     def _check_system(self) -> Self:
         """Check that the system supports the configured objectives and model options."""
-        systems_of_objectives = ObjectivesConfig.systems()
+        systems_by_objective = ObjectivesConfig.systems()
         for objective in self.objectives.weights():
-            if self.system not in systems_of_objectives[objective]:
+            if self.system not in systems_by_objective[objective]:
                 raise ValueError(f"system {self.system} has no objective {objective}: set objectives.{objective} to 0")
         if self.model.frozen != "none" and (self.model.start is None or self.system != "infoxlm"):
             raise ValueError(

@@ -197,10 +197,10 @@ class Encoder(nn.Module):
         return F.dropout(self.embedding_norm(hidden), self.dropout, training=self.training)
 
     def apply_autocast(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
-        """If autocast is enabled, convert `hidden` to its precision, and refresh the layers' weight copies in it.
+        """Return `hidden` in the precision of autocast, and refresh the layers' weight copies in this precision.
 
-        The caller then disables autocast for the layers. Otherwise, autocast would convert the weights again in every
-        forward pass.
+        Without autocast, return `hidden` unchanged. With it, the caller disables autocast for the layers, because
+        otherwise autocast would convert the weights again in every forward pass.
         """
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))

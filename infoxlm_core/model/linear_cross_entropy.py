@@ -158,7 +158,7 @@ def _allocate_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor, chunk_rows: int, dtype: torch.dtype
 ) -> _Gradients:
     """Allocate tensors for the gradients. Only tensors that accumulate over chunks are set to zero."""
-    has_one_chunk = 0 < len(hidden) <= chunk_rows
+    has_one_chunk = 0 < len(hidden) <= chunk_rows  # without rows, nothing would overwrite an uninitialized gradient
     allocate_weight = torch.empty_like if has_one_chunk else torch.zeros_like
     weight_gradient = allocate_weight(weight, dtype=dtype)
     return _Gradients(torch.empty_like(hidden), weight_gradient, torch.zeros_like(bias, dtype=dtype), has_one_chunk)

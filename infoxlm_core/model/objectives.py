@@ -89,6 +89,7 @@ def find_shared_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
     """
     query_ids = query_ids[:, None]  # (B, 1, 2)
     key_ids = key_ids[None]  # (1, K, 2)
+    # One comparison at a time needs less memory than a (B, K, 2, 2) mask.
     shared = query_ids[..., 0] == key_ids[..., 0]  # (B, K)
     shared |= query_ids[..., 0] == key_ids[..., 1]
     shared |= query_ids[..., 1] == key_ids[..., 0]

@@ -151,7 +151,7 @@ def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
         with torch.serialization.safe_globals([argparse.Namespace]):  # the type of fairseq's options
             _check_tensor_sizes(checkpoint)
             loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except InputError:
+    except InputError:  # from `_check_tensor_sizes`, with a better message
         raise
     except Exception as error:  # a damaged file can raise almost any exception
         raise InputError(

@@ -107,8 +107,8 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
     Args:
         model: model that config.json describes.
         directory: Hugging Face directory with the weights.
-        prefix: prefix of the encoder's weight names in a model with a head, such as `roberta.`. The names in the files
-            may omit this prefix.
+        prefix: prefix of the encoder's weight names in a class with a head, such as `roberta.`. The names in the files
+            may have this prefix or not, whatever the class of the model.
         new_head: whether a new head replaces the stored head, so that only the encoder must match.
 
     Raises:
