@@ -166,14 +166,20 @@ def _list_catalogs_in_directory(directory: Path) -> list[str]:
 
 def _list_catalogs_in_archive(archive: zipfile.ZipFile, path: Path) -> list[str]:
     """Return the names of an archive's catalog files. Raise InputError if the archive or a catalog is too large."""
-    if len(archive.infolist()) > MAX_ENTRIES:
-        raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
+    entries = archive.infolist()
+    if len(entries) > MAX_ENTRIES:
+        raise InputError(
+            f"{path} lists {len(entries):,} files, more than {MAX_ENTRIES:,}: give a directory of catalogs"
+        )
     names = []
-    for info in archive.infolist():
+    for info in entries:
         if not _IS_CATALOG.search(f"/{info.filename}"):
             continue
         if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
-            raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
+            raise InputError(
+                f"{path}: DecompressionLimit: {info.filename} has {info.file_size:,} bytes: if the archive is correct, "
+                "unpack it"
+            )
         names.append(info.filename)
     return names
 

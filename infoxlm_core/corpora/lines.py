@@ -86,7 +86,10 @@ class _UnpackedFile(io.RawIOBase):
         # A short, repetitive file is no danger, so every file may unpack to `MAX_LINE` bytes.
         max_bytes = MAX_RATIO * self.count_packed_bytes() + MAX_LINE
         if self.unpacked_bytes > max_bytes:
-            raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
+            raise InputError(
+                f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: if the file is correct, "
+                "unpack it"
+            )
         return len(chunk)
 
 

@@ -97,7 +97,10 @@ def read_text_columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str 
             for column, column_sizes in zip(columns, sizes_of_columns, strict=True):
                 unpacked_bytes += _count_distinct_bytes(batch[column], column_sizes)
             if unpacked_bytes > max_bytes:
-                raise InputError(f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
+                raise InputError(
+                    f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: if the file is correct, "
+                    "write it without compression"
+                )
             # As Python values, repetitions need memory again, so convert rows in slices of about MAX_BATCH bytes.
             row_sizes = np.sum(sizes_of_columns, axis=0)
             slice_numbers = np.cumsum(row_sizes) // MAX_BATCH  # (rows,)

@@ -121,8 +121,8 @@ def check_leaks(table: pa.Table, path: str, reserved_text: ReservedText) -> None
     reasons = reserved_text.find_reasons(tables.make_table(pa.schema(KEY_COLUMNS), keys_of_rows))
     is_leak = reasons > 0
     if "split" in table.column_names:
-        # The labelled test set is itself reserved text, but must not contain text of other evaluations. These are
-        # earlier in `REASONS`.
+        # The labelled test set is itself reserved text, but must not contain text of other evaluations, whose reasons
+        # precede `labelled` in `REASONS`.
         is_test = pc.equal(table["split"], "test").to_numpy()
         is_own_text = is_test & (reasons >= REASONS.index("labelled"))
         is_leak &= ~is_own_text
