@@ -241,6 +241,7 @@ def write(
         if path.is_file() and path.name != NAME:
             name = str(path.relative_to(directory))
             files[name] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
+    # The digest omits inputs and software, so that equal content has the same digest wherever it comes from.
     content = {"kind": kind, "files": files, "facts": facts or {}}
     manifest = content | {"digest": digest(content), "inputs": inputs or {}, "made_by": describe_software()}
     manifest["seal"] = digest(manifest)
@@ -287,7 +288,7 @@ def load_verified(
         raise InputError(f"no {NAME} in {directory}: run {producer} first")
     remedy = f"remove the directory and run {producer} again"
     manifest: dict[str, Any] = user_files.read_json(manifest_path, Manifest, remedy, DataCorrupt)
-    _verify_seal(manifest, manifest_path, remedy)
+    _verify_seal(manifest, manifest_path, remedy)  # before relying on the names and digests in the manifest
     _verify_files(manifest, manifest_path, remedy, should_hash, should_read)
     unlisted_file = _find_unlisted_file(directory, manifest["files"])
     if unlisted_file:

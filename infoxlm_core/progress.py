@@ -60,7 +60,7 @@ def show_progress(title: str, total: int, unit: str) -> Iterator[Callable[[int],
     Yields:
         Function to call with the number of units finished since the last call.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty():  # in a log, a bar would leave a line for each update
         yield _ProgressLog(title, total, unit).advance
         return
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())

@@ -62,6 +62,7 @@ class PackedBatch:
         if self.ids.device.type == torch.device(device).type:
             return self
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        # Pin the memory, because a copy from pageable memory would block.
         moved: dict[str, Any] = {name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}
         return replace(self, **moved)
 

@@ -127,12 +127,12 @@ def _choose_words(
     rng: np.random.Generator,
     starts_word: np.ndarray | None,
 ) -> np.ndarray:
-    """Choose whole words to predict. Return the ascending indices of their tokens. A special token counts as a word."""
+    """Choose whole words to predict. Return the ascending indices of their tokens. A delimiter counts as a word."""
     if starts_word is None:
-        raise InputError("whole-word masking needs a tokenizer that marks where words start: tokenize again")
-    is_special = vocabulary.are_delimiters(flat)
-    is_word_start = starts_word[flat] | is_special  # (T,)
-    is_word_start[1:] |= is_special[:-1]  # the token after a special token
+        raise InputError("whole-word masking needs the tokenizer's word starts: tokenize again")
+    is_delimiter = vocabulary.are_delimiters(flat)
+    is_word_start = starts_word[flat] | is_delimiter  # (T,)
+    is_word_start[1:] |= is_delimiter[:-1]  # the token after a delimiter
     is_word_start[_find_first_tokens(lengths)] = True
     word_starts = np.flatnonzero(is_word_start)  # (words,)
     sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)  # (T,)

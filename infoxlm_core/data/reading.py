@@ -98,7 +98,7 @@ class RemotePartReader(PartReader):
         self._expected_parts: dict[str, set[str]] = {}  # by table
         self._queue: queue.PriorityQueue[tuple[int, int, str, str]] = queue.PriorityQueue()
         self._request_numbers = itertools.count()
-        for _ in range(DOWNLOAD_THREADS):
+        for _ in range(DOWNLOAD_THREADS):  # daemons, because other threads would keep a finished process alive
             threading.Thread(target=self._download_expected_parts, daemon=True).start()
 
     def read(self, name: str) -> dict[str, np.ndarray]:
@@ -157,6 +157,7 @@ class RemotePartReader(PartReader):
         path = self._path(name)
         if path.is_file():
             return
+        # Verify before writing, so that no worker finds a damaged part under this name.
         content = self._source.read(name)
         sha256 = hashlib.sha256(content).hexdigest()
         expected_sha256 = self._files[name]["sha256"]

@@ -135,7 +135,10 @@ class Sampler(StepSampler):
         self.block_window = MovingWindow(
             self.texts, blocks_in_parts, block_draws, batches.window, config.seed, self._open_blocks
         )
-        pair_draws = self._count_pair_draws(int(config.objectives.tlm > 0), int(config.objectives.xlco > 0))
+        # Mean draws in one step, to which each enabled objective contributes.
+        pair_draws = self._count_pair_draws(
+            tlm_steps=int(config.objectives.tlm > 0), xlco_steps=int(config.objectives.xlco > 0)
+        )
         pairs_in_parts = [table.row_counts for table in self.pairs]
         self.pair_window = MovingWindow(
             self.pairs, pairs_in_parts, pair_draws, batches.window, config.seed, Pairs.of_part

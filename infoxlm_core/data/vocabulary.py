@@ -45,7 +45,7 @@ class Vocabulary:
         if "vocabulary" not in facts:
             return cls.xlm_r(facts["vocabulary_size"])
         vocabulary = cls(**facts["vocabulary"])
-        return dataclasses.replace(vocabulary, special_ids=tuple(vocabulary.special_ids))
+        return dataclasses.replace(vocabulary, special_ids=tuple(vocabulary.special_ids))  # JSON has no tuples
 
     def as_facts(self) -> dict[str, Any]:
         """Return the facts for a shards manifest. For XLM-R's layout, only the size is recorded, as in older shards."""

@@ -40,7 +40,7 @@ def write_table(
         Numbers of rows and tokens, the largest id, and the numbers of rows, tokens and blocks of each part.
     """
     counts_by_part: list[list[int]] = []  # rows, tokens and blocks of each part
-    largest_id = -1
+    largest_id = -1  # `open_shards` compares this id with the vocabulary
     for rows in _cut_parts(chunks, block_tokens, part_tokens):
         columns = _read_token_columns(rows)
         arrays = _make_part_arrays(rows, columns, block_tokens)

@@ -190,7 +190,7 @@ class XLMSampler(TextSampler):
         return Samples(objective, inputs, positions, types, target_rows, target_ids)
 
     def kind_of(self, step: int) -> str:
-        choice = self._choose_step(step)
+        choice = self._choose_step(step)  # losses of different objectives or languages are not comparable
         return f"{choice.objective}/{choice.languages}"
 
     def _choose_step(self, step: int) -> StepChoice:

@@ -105,7 +105,7 @@ def deleted_on_failure(unfinished_path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # also if the user interrupts the program
         if unfinished_path.is_dir():
             shutil.rmtree(unfinished_path, ignore_errors=True)
         else:

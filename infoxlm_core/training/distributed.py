@@ -160,7 +160,7 @@ def on_first(action: Callable[[], T]) -> T | None:
     If the action fails with an InfoXLMError, or an error known to `translate_error`, all workers raise the error.
     """
     if world_size() > 1:
-        _make_patient_group(dist.group.WORLD)  # all workers must create the group together
+        _make_patient_group(dist.group.WORLD)  # now, because all workers must take part, and the first will be busy
     result: T | None = None
     failure: InfoXLMError | None = None
     if rank() == 0:

@@ -134,11 +134,7 @@ class Guard:
             window_by_kind[kind] = [(loss, norm) for loss, norm in window]  # JSON stores pairs as lists
         skips = [(step, count) for step, count in state["skips"]]
         return cls(
-            deviations,
-            window_by_kind,
-            skips=skips,
-            rewinds=state["rewinds"],
-            last_step_reached=state["furthest"],
+            deviations, window_by_kind, skips=skips, rewinds=state["rewinds"], last_step_reached=state["furthest"]
         )
 
 

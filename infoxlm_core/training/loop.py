@@ -164,7 +164,7 @@ class _Run:
         self.is_save_due = False  # a due save would have saved the abandoned steps
         saved_step = self.progress.step
         guard.rewind(self.progress.guard, saved_step, last_step=step)
-        self.progress.guard = guard
+        self.progress.guard = guard  # only this guard knows the rewinds and skips since the checkpoint
         if distributed.rank() == 0:
             logger.warning("%s were bad: rewind to step %d, skip the data up to step %d", bad_steps, saved_step, step)
             self.tracker.resume(saved_step)

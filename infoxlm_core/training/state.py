@@ -68,6 +68,7 @@ def snapshot(
     later steps do not change these tensors.
     """
     tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), copy)
+    # `figures` is an earlier name for metrics, kept so that older checkpoints remain readable.
     meta = {"updates": progress.updates, "figures": dict(metrics), "guard": progress.guard.state()}
     return Checkpoint(progress.step, tensors, meta)
 

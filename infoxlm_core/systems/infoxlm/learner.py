@@ -41,7 +41,7 @@ class InfoXLMLearner(Learner):
             model.head.compiler = compiler
         enabled = [objective for objective in SENTENCE_OBJECTIVES if objective.name in self.weights.by_name]
         self.objectives = [objective(config, model) for objective in enabled]
-        if config.model.sharded:
+        if config.model.sharded:  # after the objectives, whose key encoder copies complete weights
             sharding.shard(model, model.encoder.layers, half_precision(self.device, config.model.precision))
             model.encoder.compile_layers()
             if self.has_contrast:
@@ -108,7 +108,7 @@ class InfoXLMLearner(Learner):
             max_batches = max_shards * math.ceil(samples_per_shard / micro_batch_size)
         else:
             max_batches = math.ceil(max_shards * samples_per_shard / micro_batch_size)
-        dummy_batch = replace(batches[0], is_dummy=True)
+        dummy_batch = replace(batches[0], is_dummy=True)  # any batch will do, because its loss has weight 0
         return batches + [dummy_batch] * (max_batches - len(batches))
 
     def counts(self, batch: PackedBatch) -> Mapping[str, float]:
@@ -123,15 +123,14 @@ class InfoXLMLearner(Learner):
 
     def _count_flops(self, batch: PackedBatch) -> float:
         """Return the FLOPs of a micro-batch's forward and backward pass."""
-        contrast = self.config.contrast
         return count_step_flops(
             self.module.encoder.size,
-            batch.lengths[: batch.lm_sequences],
-            len(batch.target_rows),
-            batch.lengths[batch.lm_sequences :],
-            batch.key_lengths,
-            self.module.contrast_layer,
-            contrast.queue_size,
+            lm_lengths=batch.lengths[: batch.lm_sequences],
+            targets=len(batch.target_rows),
+            query_lengths=batch.lengths[batch.lm_sequences :],
+            key_lengths=batch.key_lengths,
+            contrast_layer=self.module.contrast_layer,
+            queue_rows=self.config.contrast.queue_size,
         )
 
     def losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -151,7 +150,7 @@ class InfoXLMLearner(Learner):
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):
             outputs = self.module(batch, self._scale_targets(batch, scales))
-        if outputs.losses is not None:
+        if outputs.losses is not None:  # MLM targets come first
             if "mlm" in self.weights.by_name:
                 sums["mlm"] = outputs.losses[: batch.mlm_targets].sum()
             if "tlm" in self.weights.by_name:

@@ -104,10 +104,10 @@ def count_step_flops(config: PretrainingConfig, size: EncoderSize, lengths: Sequ
         size,
         lm_lengths,
         target_count,
-        view_lengths,
-        view_lengths,  # key views are as long as query views
-        config.contrast.resolve_layer(size.layers),
-        config.contrast.queue_size,
+        query_lengths=view_lengths,
+        key_lengths=view_lengths,
+        contrast_layer=config.contrast.resolve_layer(size.layers),
+        queue_rows=config.contrast.queue_size,
     )
 
 
@@ -339,7 +339,7 @@ def _plan_duration(
     mfu = ASSUMED_MFU[config.model.compiled]
     step_seconds = step_flops / (mfu * gpu_count * flops.PEAKS[gpu_type])
     steps = config.optimization.steps
-    if config.tokens:
+    if config.tokens:  # a token budget replaces the configured number of steps
         steps = round(config.tokens / count_step_tokens(config, lengths))
     hours = steps * step_seconds / 3600
     formula = (

@@ -77,6 +77,7 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
         _check_size(start, size, config)
     else:
         size = EncoderSize.from_config(config.model, shards.vocabulary_size)
+    # Otherwise, a model or queue that is too large would run out of memory only in the middle of a run.
     check_memory(config, size, devices.total_memory_bytes(distributed.device()))
     model = InfoXLM.from_config(config, size)
     initialise(model, config.seed)
@@ -135,7 +136,7 @@ def _check_size(start: Path, size: EncoderSize, config: PretrainingConfig) -> No
     contrast_layer = config.contrast.resolve_layer(size.layers)
     if contrast_layer > size.layers:
         raise ConfigError(f"contrast.layer ({contrast_layer}) is above the {size.layers} layers of {start}: lower it")
-    uses_all_layers = config.objectives.mlm or config.objectives.tlm
+    uses_all_layers = config.objectives.mlm or config.objectives.tlm  # XLCO alone ends at the contrast layer
     used_layers = size.layers if uses_all_layers else contrast_layer
     frozen = config.model.frozen
     if isinstance(frozen, int) and frozen >= used_layers:

@@ -112,7 +112,7 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
     shards.vocabulary.check_xlm_r("translation")
     system = XLMSystem()
     size = system.read_size(encoder, shards)
-    longest_translation = max_translation_tokens(config.side_tokens + 2)
+    longest_translation = max_translation_tokens(config.side_tokens + 2)  # with both `</s>` of the source
     if longest_translation > size.positions:
         raise ConfigError(
             f"translations of {longest_translation} tokens (1.5 * side_tokens + 13) exceed the "
