@@ -31,15 +31,15 @@ def draw_positions(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Gener
     offsets = np.concatenate([[0], lengths.cumsum()])  # (N + 1,)
     is_drawn = np.zeros(offsets[-1], bool)  # (T,)
     last_draw = np.empty(offsets[-1], np.int64)  # (T,) last draw that hit each token
-    pending = np.repeat(np.arange(len(lengths)), draw_counts)  # sequences of the remaining draws
-    while len(pending):
-        tokens = offsets[pending] + (rng.random(len(pending)) * lengths[pending]).astype(np.int64)
+    sequences = np.repeat(np.arange(len(lengths)), draw_counts)  # sequence of each remaining draw
+    while len(sequences):
+        tokens = offsets[sequences] + (rng.random(len(sequences)) * lengths[sequences]).astype(np.int64)
         draw_numbers = np.arange(len(tokens))
         last_draw[tokens] = draw_numbers
         # If several draws hit the same token, only the last draw counts.
         must_repeat = is_drawn[tokens] | (last_draw[tokens] != draw_numbers)
         is_drawn[tokens] = True
-        pending = pending[must_repeat]
+        sequences = sequences[must_repeat]
     is_complement = draw_counts < counts  # (N,) sequences whose unchosen tokens were drawn
     if is_complement.any():
         is_drawn ^= np.repeat(is_complement, lengths)

@@ -191,7 +191,7 @@ class BERTSampler(TextSampler):
         own_number = int(first_numbers[table_index]) + document.number
         drawn_number = int(rng.integers(0, document_counts.sum() - 1))
         if drawn_number >= own_number:
-            drawn_number += 1
+            drawn_number += 1  # skips `document`
         drawn_index = int(np.searchsorted(first_numbers, drawn_number, side="right")) - 1
         return Document(int(table_numbers[drawn_index]), drawn_number - int(first_numbers[drawn_index]))
 

@@ -111,7 +111,7 @@ def read_windows(table: Table, window_numbers: np.ndarray, window_tokens: int) -
     padding_tokens = count_windows(table, window_tokens) * window_tokens - len(table.tokens)
     stream_positions = window_numbers[:, None] * window_tokens + np.arange(window_tokens)  # (N, window_tokens)
     indices = stream_positions - padding_tokens  # indices into `table.tokens`; negative in the padding
-    tokens = table.tokens[indices.clip(0)].astype(np.int64)
+    tokens = table.tokens[indices.clip(0)].astype(np.int64)  # in the padding, any token, replaced below
     return np.where(indices < 0, EOS, tokens)
 
 

@@ -397,6 +397,7 @@ class Checkpoints:
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
                 problems.append(f"step {step}: {error}")
                 continue
+            # Changed data or settings are not damage, so they stop the run instead of selecting an earlier checkpoint.
             self.fingerprint.check(meta, str(self.directory), self.accept_changes)
             logger.info("resuming after step %d from %s", step, path)
             return Checkpoint(step, tensors, meta), problems

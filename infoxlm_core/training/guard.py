@@ -97,8 +97,8 @@ class Guard:
         """
         # Skips after the checkpoint are dropped, because the new skip covers their data.
         earlier_skips = [(skip_step, count) for skip_step, count in self.skips if skip_step < saved_step]
-        first_position = saved_step + sum(count for _, count in earlier_skips)  # of the data after the checkpoint
-        end_position = last_step + self.skipped_positions(last_step)  # of the data that has not been drawn yet
+        first_position = saved_step + sum(count for _, count in earlier_skips)  # of the step after the checkpoint
+        end_position = last_step + self.skipped_positions(last_step)  # the first position that no step has used
         self.skips = [*earlier_skips, (saved_step, end_position - first_position)]
         self.window_by_kind = saved_guard.window_by_kind
         self.consecutive_diverged_steps = 0

@@ -172,7 +172,10 @@ class InfoXLMLearner(Learner):
         return target_scales
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
-        """Return each group's target count, each language's mean loss, and the sentence objectives' statistics."""
+        """Return each group's target count, each language's mean loss, and the sentence objectives' statistics.
+
+        A group is an objective, a language (pair) and a corpus, such as `mlm/en/wiki`.
+        """
         statistics = {}
         loss_sums: defaultdict[str, float] = defaultdict(float)  # objective and language, such as mlm/en -> sum
         loss_counts: defaultdict[str, float] = defaultdict(float)

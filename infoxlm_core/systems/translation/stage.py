@@ -91,7 +91,8 @@ def train(
 def _export(learner: "TranslationLearner", shards: Shards, inputs: dict[str, str], run: Path, output: Path) -> None:
     """Write the translator with its best weights, its curves and its manifest."""
     best_checkpoints = learner.best_checkpoints
-    best_step = best_checkpoints.choose(best_checkpoints.read_evaluations(), learner.config.optimization.steps)[ALL]
+    chosen_steps = best_checkpoints.choose(best_checkpoints.read_evaluations(), learner.config.optimization.steps)
+    best_step = chosen_steps[ALL]  # the mean of both directions chooses a single step
     best_checkpoints.load(learner.module, best_step)  # replaces the weights of the last step
     directory = output / "translator"
     learner.translator.save(directory, shards.directory / "tokenizer" / tokenizers.MODEL)
