@@ -26,7 +26,7 @@ def compare(
     """
     from components.platform import sweeps
     from components.platform.stage_run import stage_run
-    from infoxlm_core.results.ablation_summary import summarise_metrics
+    from infoxlm_core.results.summaries.ablation import summarise_metrics
 
     with stage_run("compare", store, ends_run=True) as step:
         planned_trials = [trial["trial"] for trial in step.read(trials)]

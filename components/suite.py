@@ -107,11 +107,11 @@ def summarise(
     from components.platform import sweeps
     from components.platform.stage_run import stage_run
     from infoxlm_core import run_file
-    from infoxlm_core.results import summary
     from infoxlm_core.results.suite_config import SuiteConfig
+    from infoxlm_core.results.summaries.suite import summarise as summarise_suite
 
     with stage_run("summarise", store, ends_run=True) as step:
         suite_config = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
-        suite_summary = summary.summarise(suite_config, sweeps.read_scores(step))
+        suite_summary = summarise_suite(suite_config, sweeps.read_scores(step))
         step.report(suite=suite_config)
         sweeps.publish(step, "suite", suite_summary, sweeps.Outputs(comparison, report, metrics))

@@ -134,7 +134,7 @@ def compare_translations(
 
     from components.platform import sweeps
     from components.platform.stage_run import stage_run
-    from infoxlm_core.results.ablation_summary import summarise_metrics
+    from infoxlm_core.results.summaries.ablation import summarise_metrics
     from infoxlm_core.systems.translation import report as translation_report
 
     with stage_run("compare", store, ends_run=True) as step:

@@ -12,7 +12,7 @@ from components.platform.stage_run import StageRun
 from components.platform.tracking import Run
 from infoxlm_core import manifests
 from infoxlm_core.results.evidence import Outcomes
-from infoxlm_core.results.summary import Summary
+from infoxlm_core.results.summaries.suite import Summary
 from infoxlm_core.results.trials import LINK, Trial
 from infoxlm_core.tasks.scores import Scores
 

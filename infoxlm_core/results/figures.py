@@ -15,7 +15,7 @@ from matplotlib.ticker import LogFormatter, MaxNLocator, PercentFormatter, StrMe
 
 from infoxlm_core.results import statistics, task_tables
 from infoxlm_core.results.statistics import Statistic
-from infoxlm_core.results.summary import Summary, TaskSummary
+from infoxlm_core.results.summaries.suite import Summary, TaskSummary
 from infoxlm_core.results.tables import Cell, PageTable, to_statistic
 
 MODEL, REFERENCE = "#1d5b8f", "#b3413a"

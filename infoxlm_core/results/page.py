@@ -17,7 +17,7 @@ import jinja2
 from infoxlm_core import manifests
 from infoxlm_core.model.huggingface.origin import describe_origin
 from infoxlm_core.results import figures, published, statistics, tables, task_tables
-from infoxlm_core.results.summary import Summary, TaskSummary
+from infoxlm_core.results.summaries.suite import Summary, TaskSummary
 from infoxlm_core.results.tables import PageTable
 from infoxlm_core.tasks.task import Fact
 

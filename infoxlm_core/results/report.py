@@ -13,7 +13,7 @@ from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.results import before_after, figures, page
 from infoxlm_core.results.figures import SentenceMap
 from infoxlm_core.results.page import Section
-from infoxlm_core.results.summary import Summary
+from infoxlm_core.results.summaries.suite import Summary
 from infoxlm_core.results.tables import PageTable, format_percent, tabulate_counts
 from infoxlm_core.results.task_tables import describe_vector
 from infoxlm_core.results.trials import HEADLINES, LINK

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from infoxlm_core import languages
 from infoxlm_core.results import published, statistics, trials
 from infoxlm_core.results.statistics import Statistic, is_share
-from infoxlm_core.results.summary import ModelResult, Summary, TaskSummary
+from infoxlm_core.results.summaries.suite import ModelResult, Summary, TaskSummary
 from infoxlm_core.results.tables import (
     Cell,
     Column,

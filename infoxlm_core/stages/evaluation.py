@@ -18,7 +18,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import origin
 from infoxlm_core.results import before_after, evidence, report
-from infoxlm_core.results.summary import Summary, summarise_evaluation
+from infoxlm_core.results.summaries.suite import Summary, summarise_evaluation
 from infoxlm_core.tasks import TASKS, unreserved
 from infoxlm_core.tasks.perplexity import Perplexity
 from infoxlm_core.tasks.questions import Questions, draw_questions

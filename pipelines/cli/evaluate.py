@@ -18,7 +18,7 @@ from infoxlm_core.tasks.task import Task
 from pipelines.cli.app import Store, command
 
 if TYPE_CHECKING:
-    from infoxlm_core.results.summary import Summary
+    from infoxlm_core.results.summaries.suite import Summary
 
 HELD_OUT = "held-out"
 PRESETS = {name: (task, preset) for task in TASKS.values() for name, preset in task.presets.items()}
@@ -170,7 +170,7 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     """
     from components.platform import sources
     from infoxlm_core.results import page, trials
-    from infoxlm_core.results.summary import summarise
+    from infoxlm_core.results.summaries.suite import summarise
     from infoxlm_core.tasks import task_of
 
     settings = config.tasks[task].settings

@@ -87,7 +87,7 @@ def compare(
     """Print the table of a finished ablation from the tracker: mean and deviation of each variant over the seeds."""
     from components.platform import artifacts, sweeps, tracking
     from infoxlm_core.results import page
-    from infoxlm_core.results.ablation_summary import summarise_metrics
+    from infoxlm_core.results.summaries.ablation import summarise_metrics
 
     ablation = tracking.get_tracker().find_ablation(run, artifacts.local_directory(store))
     # Sort by rank, the order of the variants in their file. The tracker returns the oldest trial first.

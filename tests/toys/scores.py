@@ -3,7 +3,7 @@
 from typing import Any
 
 from infoxlm_core.results.suite_config import SuiteConfig
-from infoxlm_core.results.summary import Summary, summarise
+from infoxlm_core.results.summaries.suite import Summary, summarise
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks.scores import Scores
 

@@ -12,9 +12,9 @@ from sacrebleu.significance import PairedTest
 
 from infoxlm_core import manifests
 from infoxlm_core.results import evidence, figures, page, published
-from infoxlm_core.results.ablation_summary import summarise_metrics
 from infoxlm_core.results.page import Section
-from infoxlm_core.results.summary import Summary
+from infoxlm_core.results.summaries.ablation import summarise_metrics
+from infoxlm_core.results.summaries.suite import Summary
 from infoxlm_core.results.tables import SENTENCE, Cell, Column, Line, PageTable, format_figure
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.systems.translation import evaluation

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from infoxlm_core.results import before_after, page
-from infoxlm_core.results.ablation_summary import summarise_metrics
 from infoxlm_core.results.before_after import MAX_EXAMPLES
 from infoxlm_core.results.evidence import Outcomes
+from infoxlm_core.results.summaries.ablation import summarise_metrics
 from infoxlm_core.tasks.questions import Questions
 from infoxlm_core.tasks.retrieval import held_out
 

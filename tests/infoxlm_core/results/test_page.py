@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from infoxlm_core.results import figures, page
-from infoxlm_core.results.ablation_summary import summarise_metrics
-from infoxlm_core.results.summary import Summary, summarise_evaluation
+from infoxlm_core.results.summaries.ablation import summarise_metrics
+from infoxlm_core.results.summaries.suite import Summary, summarise_evaluation
 from infoxlm_core.tasks.perplexity import Perplexity
 from infoxlm_core.tasks.scores import Scores
 from tests.toys.scores import CLASSIFICATION, RETRIEVAL, config, summed, trial

@@ -9,7 +9,7 @@ import pytest
 from infoxlm_core import run_file
 from infoxlm_core.results import page, protocol, published, trials
 from infoxlm_core.results.suite_config import SuiteConfig
-from infoxlm_core.results.summary import summarise
+from infoxlm_core.results.summaries.suite import summarise
 from infoxlm_core.results.task_tables import tabulate_task
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import task_of

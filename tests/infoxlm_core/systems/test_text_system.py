@@ -22,7 +22,7 @@ from infoxlm_core.data.shards import Table, open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.results import page
-from infoxlm_core.results.ablation_summary import summarise_metrics
+from infoxlm_core.results.summaries.ablation import summarise_metrics
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.bert import DOCUMENT_SENTENCES, BERTSampler, Document, truncate

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from infoxlm_core.results.ablation_summary import summarise_metrics
+from infoxlm_core.results.summaries.ablation import summarise_metrics
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.systems.translation import evaluation, report
 from infoxlm_core.systems.translation.decoding import compute_bleu

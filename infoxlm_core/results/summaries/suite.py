@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from infoxlm_core import languages
-from infoxlm_core.results import grid_points, trials
-from infoxlm_core.results.grid_points import GridPoint
+from infoxlm_core.results import trials
 from infoxlm_core.results.protocol import compare_protocol, describe_rule, name_setting
 from infoxlm_core.results.statistics import Statistic, is_share, summarise_metrics_by_seed
 from infoxlm_core.results.suite_config import SuiteConfig, SuiteTaskConfig
+from infoxlm_core.results.summaries import grid_points
+from infoxlm_core.results.summaries.grid_points import GridPoint
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks import task_of
 from infoxlm_core.tasks.scores import Scores

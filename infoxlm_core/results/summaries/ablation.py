@@ -12,7 +12,7 @@ from infoxlm_core.results import evidence, published, trials
 from infoxlm_core.results.bootstrap import paired_bootstrap
 from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.statistics import CONFIDENCE, Statistic, compare_seeds, summarise_metrics_by_seed
-from infoxlm_core.results.summary import Metrics, Summary, Variant
+from infoxlm_core.results.summaries.suite import Metrics, Summary, Variant
 from infoxlm_core.results.trials import Trial
 
 OutcomesBySeed = Mapping[str, Mapping[int, Outcomes]]

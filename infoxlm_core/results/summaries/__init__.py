@@ -1,0 +1,1 @@
+"""Summaries of suites, evaluations and ablations: the figures that pages and MLflow show."""
