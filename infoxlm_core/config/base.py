@@ -69,26 +69,24 @@ def set_by_name(values: Any, name: str, new_value: Any, location: str) -> None:
     *section_names, field_name = name.split(".")
     section = values
     for section_name in section_names:
-        if not isinstance(section, dict):  # the next check rejects the name
-            break
-        section = section.setdefault(section_name, {})
+        section = section.setdefault(section_name, {}) if isinstance(section, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"{location}: {'.'.join(section_names)} is not a section")
     section[field_name] = new_value
 
 
-def layer_count_or(*names: str) -> BeforeValidator:
-    """Return a validator that accepts a layer number or one of the names, such as `last`.
+def layer_number_or(*names: str) -> BeforeValidator:
+    """Return a validator that accepts a layer number, such as 8, or one of the names, such as `last`.
 
     With a union type, pydantic would report a separate error for each alternative.
     """
-    layer_count = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])
+    layer_number = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])
 
     def validate(value: Any) -> Any:
         if value in names:
             return value
         try:
-            return layer_count.validate_python(value)
+            return layer_number.validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise PydanticCustomError("layers", f"{reason}, or {' or '.join(names)}") from None
@@ -163,7 +161,7 @@ def _describe_error(config_class: type[StageConfig], error: ValidationError, sec
 
 
 def _omit_added_fields(config: StageConfig, values: dict[str, Any]) -> None:
-    """Remove the `added_later` fields with default values, also from nested configs. `result_fields` says why."""
+    """Remove fields that are newer than some artifacts (`added_later`) and have default values, also if nested."""
     for name, value in config:
         if name in config.added_later and value == type(config).model_fields[name].default:
             del values[name]

@@ -132,7 +132,7 @@ class CorpusSource(StageConfig):
         if self.text_field and (self.format not in ("jsonl", "parquet") or len(self.languages) != 1):
             raise ValueError(f"corpus {self.name}: text_field needs the format jsonl or parquet and one language")
         if self.compares_documents and self.format != "text" and not self.text_field:
-            raise ValueError(f"corpus {self.name}: deduplicate: documents needs text_field, or the format text")
+            raise ValueError(f"corpus {self.name}: deduplicate (documents) needs text_field, or the format text")
         if self.score_column is not None and (self.format != "tsv" or self.minimum_score is None):
             raise ValueError(f"corpus {self.name}: score_column needs the format tsv and minimum_score")
         has_scores = self.score_column is not None or (self.format == "moses" and len(self.paths) == 1)
@@ -295,11 +295,11 @@ class PreparationConfig(StageConfig):
                 )
             if corpus in self.corpora[:number]:
                 raise ValueError(f"corpora contains {corpus.name} twice with the same path and languages: remove one")
-            has_pairs = corpus.format in _PAIR_FORMATS or self.pivot in corpus.languages
-            if has_pairs and self.pivot not in self.languages:
+            needs_pivot = corpus.format in _PAIR_FORMATS or self.pivot in corpus.languages
+            if needs_pivot and self.pivot not in self.languages:
                 raise ValueError(
                     f"pivot ({self.pivot}) is not among languages ({', '.join(self.languages)}), and corpus "
-                    f"{corpus.name} has pairs with it: add it, or name another pivot"
+                    f"{corpus.name} needs it: add it, or name another pivot"
                 )
         names = [corpus.name for corpus in self.corpora]
         unknown_names = set(self.held_out) - set(names)

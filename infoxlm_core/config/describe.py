@@ -38,7 +38,7 @@ def list_settings(
     for name, field in config_class.model_fields.items():
         default = field.get_default(call_default_factory=True) if defaults is None else getattr(defaults, name)
         inner_config, suffix = _find_inner_config(field.annotation)
-        if inner_config is None or field.description:  # other nested configs are listed by their fields only
+        if inner_config is None or field.description:  # without a description, only its fields are listed
             default_text = "required" if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
             yield Setting(prefix + name, _describe_type(field), default_text, _join_lines(field.description))
         if inner_config is not None:

@@ -15,7 +15,7 @@ from infoxlm_core.config.base import (
     StageConfig,
     Weight,
     Whole,
-    layer_count_or,
+    layer_number_or,
 )
 from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, OptimizationConfig
 
@@ -46,7 +46,7 @@ class ModelConfig(StageConfig):
     max_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
     """Largest sequence length that the model can read, in tokens including special tokens."""
 
-    frozen: Annotated[int | Literal["none", "embeddings"], layer_count_or("none", "embeddings")] = "none"
+    frozen: Annotated[int | Literal["none", "embeddings"], layer_number_or("none", "embeddings")] = "none"
     """Weights of `start` that are not trained. Frozen weights need no memory for gradients and Adam moments. none: all
     weights are trained · embeddings: the embeddings of words, positions and token types · a number n: the embeddings
     and the n lowest layers."""
@@ -158,7 +158,7 @@ class ContrastConfig(StageConfig):
 
     added_later: ClassVar[tuple[str, ...]] = ("margin", "projection")
 
-    layer: Annotated[int | Literal["last"], layer_count_or("last")] = 8
+    layer: Annotated[int | Literal["last"], layer_number_or("last")] = 8
     """Number of the universal layer, counted from 1: the Transformer layer whose output is contrasted. last: the top
     layer, as in public sentence encoders."""
 
@@ -334,11 +334,11 @@ class PretrainingConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        """Check that the universal layer exists in the model and that sequences fit into its position embeddings."""
+        """Check that sequences fit into the position embeddings and, for InfoXLM, that `contrast.layer` exists."""
         if self.model.start is not None:
             return self  # the start's sizes are known only after loading
-        universal_layer = self.contrast.resolve_layer(self.model.layers)
-        if self.system == "infoxlm" and universal_layer > self.model.layers:
+        contrast_layer = self.contrast.resolve_layer(self.model.layers)
+        if self.system == "infoxlm" and contrast_layer > self.model.layers:
             raise ValueError(
                 f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers}): set a lower layer"
             )
@@ -351,7 +351,7 @@ class PretrainingConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_start_of_contrast(self) -> Self:
-        """Check that another objective trains before `contrast.start_step`, and that `tokens` is not set as well."""
+        """Check that another objective trains before `contrast.start_step`, which must be 0 if `tokens` is set."""
         has_only_contrast = self.objectives.xlco and not (self.objectives.mlm or self.objectives.tlm)
         if self.contrast.start_step and has_only_contrast:
             raise ValueError(
@@ -374,7 +374,8 @@ class PretrainingConfig(StageConfig):
                 raise ValueError(f"system {self.system} has no objective {objective}: set objectives.{objective} to 0")
         if self.model.frozen != "none" and (self.model.start is None or self.system != "infoxlm"):
             raise ValueError(
-                f"model.frozen ({self.model.frozen}) needs a start and system infoxlm: set model.start or frozen: none"
+                f"model.frozen ({self.model.frozen}) needs model.start and system infoxlm: "
+                "set both, or set model.frozen to none"
             )
         if self.model.sharded and self.system != "infoxlm":
             raise ValueError(f"system {self.system} cannot be sharded: set model.sharded to false")

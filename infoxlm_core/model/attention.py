@@ -99,7 +99,7 @@ def attend(
     value = value.unflatten(1, (heads, head_size))  # (T, heads, head size)
     if query.is_cuda and not dropout and query.dtype in (torch.bfloat16, torch.float16):
         output = _attend_flash(query, key, value, query_packing, key_packing, causal)
-    elif query.is_cuda:  # FlashAttention supports neither fp32 nor exact dropout probabilities
+    elif query.is_cuda:  # PyTorch's FlashAttention (varlen_attn) has neither dropout nor fp32
         output = _attend_memory_efficient(query, key, value, query_packing, key_packing, dropout, causal)
     elif torch.compiler.is_compiling():  # the graph must not depend on the lengths of sequences
         output = attend_masked(query, key, value, query_packing, key_packing, dropout, causal)
@@ -147,7 +147,7 @@ def attend_masked(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """Compute attention for all packed sequences at once, with a (Q, T) mask, which large batches make too large."""
+    """Compute attention for all packed sequences at once. For large batches, the (Q, T) mask would be too large."""
     query_sequences, query_positions = _locate_rows(query, query_packing)  # (Q,), (Q,)
     key_sequences, key_positions = _locate_rows(key, key_packing)  # (T,), (T,)
     mask = query_sequences[:, None] == key_sequences  # (Q, T)

@@ -118,13 +118,13 @@ class Layer(nn.Module):
         query = self.query(hidden)  # (T, d) or (R, d)
         context = attend(query, key, value, query_packing or packing, packing, self.heads, self.active_dropout, causal)
         sublayer_output = F.dropout(self.attention_output(context), self.active_dropout)
-        return self.attention_norm(hidden, sublayer_output)
+        return self.attention_norm(hidden, sublayer_output)  # LayerNorm of the sum
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
         """Apply the feed-forward network, the residual connection and LayerNorm to each row of (T, d)."""
         activations = F.gelu(self.up(hidden))  # (T, ffn); exact (erf) GELU, as in XLM-R
         sublayer_output = F.dropout(self.down(activations), self.active_dropout)  # (T, d)
-        return self.output_norm(hidden, sublayer_output)
+        return self.output_norm(hidden, sublayer_output)  # LayerNorm of the sum
 
 
 @cache
@@ -225,7 +225,7 @@ class Encoder(nn.Module):
             first_layer: number of the layer that produced `hidden`.
             last_layer: number of the layer whose output is returned; at least `first_layer`.
             rows: (R,) indices of the rows to return, in ascending order; None: all.
-            row_counts: number of `rows` in each sequence. If given, the last layer computes only these rows.
+            row_counts: number of `rows` in each sequence. With it, the last layer computes only `rows` unless `causal`.
             causal: whether each token attends only to itself and earlier tokens.
 
         Returns:
@@ -236,7 +236,7 @@ class Encoder(nn.Module):
         packing = pack(lengths, hidden.device)
         *lower_layers, top_layer = self.layers[first_layer:last_layer]
         hidden = self.apply_autocast(hidden, [*lower_layers, top_layer])
-        with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
+        with torch.autocast(hidden.device.type, enabled=False):  # `hidden` and the weights are already converted
             for layer in lower_layers:
                 hidden = self._call_layer(layer, hidden, packing, causal=causal)
             if rows is None:
@@ -255,8 +255,8 @@ class Encoder(nn.Module):
         causal: bool = False,
     ) -> Tensor:
         """Call `Layer.forward`, with compilation and activation checkpointing if enabled."""
-        forward: Callable[..., Tensor] = self.layer_class.__call__  # includes the hooks of sharding, unlike `forward`
-        if self.compiler:
+        forward: Callable[..., Tensor] = self.layer_class.__call__  # runs the hooks of sharding, unlike `forward`
+        if self.compiler:  # not sharded, so without hooks: `compile_layers` clears `compiler` after sharding
             forward = compile_forward(self.layer_class.forward, self.compiler)
         inputs = (layer, hidden, packing, query_rows, query_packing, causal)
         if not self.recompute or not torch.is_grad_enabled():

@@ -55,7 +55,7 @@ def count_step_flops(
         targets: number of masked positions.
         query_lengths: number of tokens in each query view.
         key_lengths: number of tokens in each key view.
-        contrast_layer: number of the universal layer.
+        contrast_layer: number of the layer whose output is contrasted.
         queue_rows: number of keys in the queue.
     """
     training_factor = 3  # one forward pass, and a backward pass that costs twice as much
@@ -64,7 +64,7 @@ def count_step_flops(
     head_flops = targets * (2.0 * hidden * size.vocabulary + 2 * hidden * hidden)  # output layer and dense layer
     query_flops = _count_forward_flops(size, query_lengths, contrast_layer)
     key_flops = _count_forward_flops(size, key_lengths, contrast_layer)  # keys have no backward pass
-    # 2 FLOPs forward and 2 backward, not 4, because only the queries need a gradient, not the keys in the queue.
+    # 2 FLOPs forward, and 2 instead of 4 backward, because the queue's keys need no gradient.
     similarity_flops = 4.0 * len(query_lengths) * queue_rows * hidden
     contrast_flops = training_factor * query_flops + key_flops + similarity_flops
     return training_factor * (encoder_flops + head_flops) + contrast_flops

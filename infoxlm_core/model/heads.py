@@ -52,7 +52,7 @@ class Outputs:
 class InfoXLM(nn.Module):
     """The trained network: the query encoder with its heads.
 
-    All sequences of a micro-batch run together up to the universal layer. Contrast views end there. MLM and TLM
+    All sequences of a micro-batch run together up to layer `contrast_layer`, where contrast views end. MLM and TLM
     sequences continue to the top layer, which computes only masked positions.
     """
 
@@ -111,7 +111,7 @@ class InfoXLM(nn.Module):
         hidden = self.encoder.embed(batch.ids, batch.positions)  # (T, d)
         queries = None
         first_layer = 0
-        if view_lengths:  # run all sequences together up to the universal layer, where the contrast views end
+        if view_lengths:  # run all sequences together up to the contrast layer, where the contrast views end
             hidden = self.encoder.run_layers(hidden, batch.lengths, 0, self.contrast_layer)
             hidden, view_hidden = hidden.split([sum(lm_lengths), sum(view_lengths)])
             queries = self._compute_queries(batch, view_hidden, view_lengths)
@@ -121,17 +121,17 @@ class InfoXLM(nn.Module):
         last_layer = self.encoder.size.layers
         hidden = self.encoder.run_layers(
             hidden, lm_lengths, first_layer, last_layer, batch.target_rows, batch.target_counts
-        )  # (N, d)
+        )  # one row for each of the `target_rows`
         # FlashAttention 3 needs a row of every sequence, so on GPUs `target_rows` may include rows without a target.
         if batch.rows_with_target is not None:
-            hidden = hidden[batch.rows_with_target]
+            hidden = hidden[batch.rows_with_target]  # (N, d)
         if loss_weights is None:
             loss_weights = torch.ones(len(batch.target_ids), device=hidden.device)
         loss, losses = self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, loss_weights)
         return Outputs(loss, losses, queries)
 
     def _compute_queries(self, batch: PackedBatch, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the (B, d) queries of the contrast views, given the universal layer's output."""
+        """Return the (B, d) queries of the contrast views, given the contrast layer's output."""
         pooled = pool(hidden, lengths, self.pooling)
         if len(lengths) > len(batch.view_group_ids):  # `pad_for_gpu` has added a sequence of padding
             pooled = pooled[:-1]

@@ -53,7 +53,7 @@ def linear_cross_entropy(
         compiler: torch.compile backend for the functions between matrix products; "": not compiled.
 
     Returns:
-        The weighted sum, (), and the cross-entropies, (N,).
+        The weighted sum, a scalar, and the (N,) cross-entropies.
     """
     device_type = hidden.device.type
     matmul_dtype = hidden.dtype

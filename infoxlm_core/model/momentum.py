@@ -9,7 +9,7 @@ from infoxlm_core.model.heads import InfoXLM, project
 
 
 class KeyEncoder(nn.Module):
-    """A copy of the query encoder, up to the universal layer, that follows the query encoder without gradients.
+    """A copy of the query encoder, up to the contrast layer, that follows the query encoder without gradients.
 
     The copy includes the projection. Its weights are always in fp32, because bf16 would round small updates away.
     """
@@ -60,7 +60,7 @@ class Queue:
         self.pointer = torch.zeros((), dtype=torch.long, device="cpu")  # row that the next key replaces
 
     def push(self, keys: Tensor, sentence_ids: Tensor, step: int) -> None:
-        """Replace the oldest rows with (B, d) keys and (B, 2) sentence ids. If B > K, keep only the last K keys."""
+        """Replace the oldest rows with (B, d) keys and (B, 2) sentence ids. If B > `capacity`, keep the last keys."""
         capacity = len(self.rows)
         skipped_count = max(0, len(keys) - capacity)  # so that no row is written twice, in an undefined order
         keys = keys[skipped_count:]

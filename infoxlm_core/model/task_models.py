@@ -231,14 +231,15 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
     config: Any = copy.deepcopy(module.config)
     config.architectures = [f"{pretrained.CLASS_PREFIXES[config.model_type]}For{module.head.architecture}"]
     config.dtype = torch.float32
-    if module.head.output_count == 0:  # one logit per label: a classifier; question-answering heads have no dropout
+    is_classifier = module.head.output_count == 0  # one logit per label
+    if is_classifier:  # question-answering heads have no dropout
         config.classifier_dropout = module.dropout
     pretrained.write(module, config, tokenizer, directory, module.name_rules)
 
 
 @torch.inference_mode()
 def compute_logits(module: TaskModel, examples: Examples, max_batch_tokens: int = 8192) -> list[Tensor] | Tensor:
-    """Compute the logits of all examples, in fp32 on the CPU.
+    """Compute the logits of all examples, and return them on the CPU in fp32.
 
     Args:
         module: the model.
@@ -251,7 +252,7 @@ def compute_logits(module: TaskModel, examples: Examples, max_batch_tokens: int 
     logits_by_example: list[Tensor] = [torch.empty(0)] * len(examples)
     with evaluating(module):
         for indices in split_by_length(examples.lengths, max_batch_tokens):
-            batch_logits = _compute_batch_logits(module, examples.take(indices))
+            batch_logits = _compute_batch_logits(module, examples.take(indices))  # one 2-D tensor per example
             for index, logits in zip(indices, batch_logits, strict=True):
                 logits_by_example[index] = logits
     return logits_by_example if module.head.is_per_token else torch.cat(logits_by_example)

@@ -118,7 +118,7 @@ def read_settings(directory: Path) -> VectorSettings:
         normalise = bool(our_settings.get("normalise", False))
         prompts = any_encoder.Prompts({}, None)
         prefix = our_settings.get("prefix", "")
-        if prefix:  # sentence-transformers' `encode_query` and `encode_document` use the prompts of these names
+        if prefix:  # `encode_query` uses the prompt "query" (DEFAULT_PROMPT), and `encode_document` "document"
             prompts = any_encoder.Prompts({DEFAULT_PROMPT: prefix, "document": prefix}, DEFAULT_PROMPT)
         return VectorSettings(layer, pooling, normalise, prompts)
     normalise = (directory / MODULES).is_file() and _has_normalize_module(directory)

@@ -169,5 +169,5 @@ def trim_embeddings(encoder: SentenceEncoder, tokenizer: TrimmedTokenizer) -> No
     model.set_input_embeddings(nn.Embedding.from_pretrained(remaining_embeddings))
     model.config.vocab_size = len(remaining_embeddings)
     for name, token_id in model.config.to_dict().items():
-        if name.endswith("_token_id") and token_id in tokenizer.original_ids:  # None for a token that the model lacks
+        if name.endswith("_token_id") and token_id in tokenizer.original_ids:  # otherwise, there is no such token
             setattr(model.config, name, tokenizer.original_ids.index(token_id))

@@ -84,7 +84,7 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
 def _check_forward_pass(model: Any, directory: Path) -> None:
     """Switch a model to evaluation mode, and raise InputError if a forward pass of one token fails.
 
-    Some errors in a config are harmless while the model is loaded.
+    Some errors in a config appear only in a forward pass, not when the model is loaded.
     """
     one_token = torch.zeros(1, 1, dtype=torch.long)
     try:
@@ -132,15 +132,13 @@ def _choose_embedding_settings(config: PretrainedConfig, directory: Path) -> Emb
     contrast_settings = read_contrast_settings(config)
     if contrast_settings is not None:
         return contrast_settings
-    pooling = "mean"
-    if (directory / MODULES).is_file():
-        pooling = _read_pooling(directory)
+    pooling = _read_pooling(directory) if (directory / MODULES).is_file() else "mean"
     return EmbeddingSettings(config.num_hidden_layers, pooling)
 
 
 def _read_pooling(directory: Path) -> str:
     """Return a sentence-transformers model's pooling: `cls` or `mean`."""
-    pooling = "mean"
+    pooling = "mean"  # without a Pooling module, as for all other models
     for module in user_files.read_json(directory / MODULES, list[_Module], _COPY_AGAIN):
         class_name = module["type"].rpartition(".")[2]
         if class_name == "Dense":
@@ -171,9 +169,9 @@ def _warn_about_dense_module(directory: Path) -> None:
 
 
 def copy_embedding_settings(start: Path, export: Path) -> None:
-    """Copy the layer and pooling of a start model, if recorded, to the config.json of the start's untrained export.
+    """Copy the layer and pooling of a start model, if recorded, to the config.json of the start model's export.
 
-    Evaluations use the export as the baseline. With the layer and pooling of the training run, it might score worse.
+    The export is the baseline of evaluations. With the layer and pooling of the training run, it might score worse.
 
     Args:
         start: directory of the model that a training run starts from.
@@ -280,7 +278,8 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
     path = Path(directory) / PROJECTION
     if read_contrast_settings(model.config) is None or not path.is_file():
         raise InputError(
-            f"{directory} has no contrast vectors (infoxlm in config.json, {PROJECTION}): as pooling, give mean or cls"
+            f"{directory} has no contrast vectors (no infoxlm in config.json, or no {PROJECTION}): give mean or cls "
+            "as pooling"
         )
     projection = pretrained.read_projection(path)
     expected_shape = (model.config.hidden_size, model.config.hidden_size)

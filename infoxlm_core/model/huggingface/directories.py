@@ -37,7 +37,7 @@ def check_model(directory: Path) -> None:
     check_encoder(directory)
     manifest = manifests.load_if_ours(directory)
     if manifest:
-        manifests.load_verified(directory, manifest["kind"], producer="the export or the copy of the model")
+        manifests.load_verified(directory, manifest["kind"], producer="the step that wrote the model")
 
 
 def is_translator(directory: Path) -> bool:

@@ -32,7 +32,7 @@ _REMEDY = "give model.pt as it was downloaded"
 HEAD_SIZE = 64  # head size of every XLM-R; the shapes of the weights do not determine it
 
 # Possible prefixes of the query encoder's tensors, in order of preference. InfoXLM's release calls this encoder "fast".
-_PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")
+_PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.")
 _PROJECTION = "proj_matrix_fast"  # (1, d, d): z = h @ projection
 # Tensors that do not count as unused: copies of the word embeddings and of the head's bias, and the type row, because
 # it is added to the position embeddings.
@@ -194,7 +194,8 @@ def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _Que
     """Select the tensors of the query encoder and its head from a fairseq or Hugging Face checkpoint."""
     if any(name.startswith("roberta.") for name in state):  # a Hugging Face checkpoint, with a single encoder
         return _QueryEncoder(checkpoint, dict(state), pretrained.NAME_RULES, other_names=[])
-    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}sentence_encoder.embed_tokens.weight" in state), "")
+    prefixes = (prefix for prefix in _PREFIXES if f"{prefix}sentence_encoder.embed_tokens.weight" in state)
+    prefix = next(prefixes, "")  # "": the names have no prefix
     tensors: dict[str, Tensor] = {}
     other_names = []
     for full_name, tensor in state.items():

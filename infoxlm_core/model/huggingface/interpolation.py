@@ -32,7 +32,7 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
     Raises:
         InputError: the models differ in type, tokenizer, weight names or weight shapes.
     """
-    _check_same_architecture(start, encoder)
+    _check_same_type_and_tokenizer(start, encoder)
     weights = _interpolate_weights(start, encoder, weight)
     _copy_other_files(encoder, output)
     save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
@@ -54,7 +54,7 @@ def _copy_other_files(encoder: Path, output: Path) -> None:
             shutil.copy2(path, output / path.name)
 
 
-def _check_same_architecture(start: Path, encoder: Path) -> None:
+def _check_same_type_and_tokenizer(start: Path, encoder: Path) -> None:
     """Raise InputError if two models have different types or tokenizers."""
     start_type = pretrained.read_config(start)["model_type"]
     encoder_type = pretrained.read_config(encoder)["model_type"]

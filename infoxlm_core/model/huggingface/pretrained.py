@@ -201,7 +201,7 @@ def write(
     for name, parameter in module.named_parameters():
         if name != "projection":
             weights[to_hugging_face_name(name, name_rules)] = parameter
-    # The classes require a type embedding, except DistilBERT's. A row of zeros does not change the output.
+    # Hugging Face's classes require a type embedding, except DistilBERT's. A row of zeros does not change the output.
     if TYPE_ROW not in weights and config.model_type != "distilbert":
         weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
     weights_in_class = {_to_name_in_class(name, config): weight for name, weight in weights.items()}
@@ -339,7 +339,7 @@ def read_encoder_size(directory: Path) -> EncoderSize:
         types=type_count,
         first_position=find_first_position(config),
     )
-    if headers:  # without weights, a training run can only be planned
+    if headers:  # empty for checks of config.json before the weights are downloaded
         _check_size(size, headers, directory)
     return size
 
@@ -438,21 +438,21 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 def find_canonical_names(stored_names: Iterable[str]) -> dict[str, str]:
     """Return a mapping from the stored names of a model's weights to their canonical names."""
     stored_names = list(stored_names)
-    # In a model without a head, the encoder's weight names have no prefix.
-    is_encoder = not any(_ENCODER_PREFIX.match(name) for name in stored_names)
+    # In a model without a head, the encoder's weight names have no prefix. A head's names never have it.
+    has_prefix = any(_ENCODER_PREFIX.match(name) for name in stored_names)
     canonical_names = {}
     for stored_name in stored_names:
         name = _ENCODER_PREFIX.sub("roberta.", stored_name)
         # Google's BERT uses TensorFlow's names for the parameters of LayerNorm.
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-        if is_encoder and not name.startswith(_HEAD_PREFIXES):
+        if not has_prefix and not name.startswith(_HEAD_PREFIXES):
             name = f"roberta.{name}"
-        canonical_names[stored_name] = _undo_replacements(name)
+        canonical_names[stored_name] = _restore_canonical_parts(name)
     return canonical_names
 
 
-def _undo_replacements(name: str) -> str:
+def _restore_canonical_parts(name: str) -> str:
     """Replace the parts of a name that are specific to BERT or DistilBERT with their canonical forms."""
     for replacements in _REPLACEMENTS.values():
         # Undo the last replacement first, because some replacements contain parts that others replace.

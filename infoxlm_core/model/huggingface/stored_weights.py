@@ -115,7 +115,7 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
         InputError: a shape differs from config.json, or the files lack too many of the values that it describes.
     """
     headers = read_headers(directory)
-    # Buffers count as missing, because models compute them even if an old export stores them.
+    # Buffers count as missing: even if an old export stores them, only config.json determines their size.
     missing_values = sum(buffer.numel() for buffer in model.buffers())
     for name, parameter in model.named_parameters():
         header = headers.get(name) or headers.get(name.removeprefix(prefix)) or headers.get(f"{prefix}{name}")

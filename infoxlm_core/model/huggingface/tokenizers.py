@@ -101,7 +101,7 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabul
 def copy_files(tokenizer_json: Path, other_files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBase:
     """Copy a tokenizer.json and its accompanying files to a directory, and return the tokenizer.
 
-    If neither tokenizer_config.json nor config.json names the tokenizer's class, write a tokenizer_config.json.
+    If there is neither tokenizer_config.json nor config.json, write a tokenizer_config.json with the tokenizer's class.
     """
     shutil.copyfile(user_files.check_readable(tokenizer_json), directory / FAST)
     for path in other_files:
@@ -119,7 +119,7 @@ def _write_settings(directory: Path) -> None:
         vocabulary = Tokenizer.from_file(str(directory / FAST)).get_vocab()
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for role, usual_tokens in USUAL_TOKENS.items():
-        for token in usual_tokens:
+        for token in usual_tokens:  # the last one in the vocabulary, BERT's, takes precedence
             if token in vocabulary:
                 settings[role] = token
     _write_json(settings, directory)
