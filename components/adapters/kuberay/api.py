@@ -45,7 +45,7 @@ def connect() -> "RayJobs":
         namespace = (_SERVICE_ACCOUNT / "namespace").read_text().strip()
     except (config.ConfigException, OSError) as error:
         raise InputError(
-            f"no access to Kubernetes ({error}): a step with `cluster` set runs in a pod, as {ROLE}"
+            f"no access to Kubernetes ({error}): a step with `cluster` set needs a pod with service account {ROLE}"
         ) from None
     return RayJobs(client.ApiClient(), namespace)
 
@@ -164,7 +164,7 @@ class RayJobs:
             ray_pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
             )
-            # By name, so that a pod that both requests return counts once.
+            # Both requests may return the same pod, so collect the pods by name.
             pods = {pod.metadata.name: pod for pod in self.list_submitters(name) + ray_pods.items}
             return [pod for pod_name, pod in pods.items() if digest in pod_name]
 

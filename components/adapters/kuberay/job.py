@@ -63,7 +63,7 @@ class _PartlyScheduled(Exception):
 
 def run(
     name: str,
-    work: str,
+    spec_url: str,
     cluster: ClusterConfig,
     num_workers: int,
     step_environment: Sequence[Mapping[str, Any]],
@@ -74,7 +74,7 @@ def run(
 
     Args:
         name: name of the job, from `manifest.make_job_name`.
-        work: URL of the build spec, the only argument of `python -m components.platform.job`.
+        spec_url: URL of the build spec, the only argument of `python -m components.platform.job`.
         cluster: settings of the cluster's jobs.
         num_workers: number of training workers, one per GPU.
         step_environment: environment variables of the step's pod, in Kubernetes format.
@@ -86,13 +86,13 @@ def run(
         Preempted: this process was asked to stop.
         WorkerLost: the job ended without an outcome, or Kubernetes stopped answering.
         InputError: Kubernetes refuses the job.
-        and the error that the job stored; a TryAgain only after `cluster.retries` restarts.
+        and the error that the job stored. A temporary error (TryAgain) is raised only after `cluster.retries` restarts.
     """
     outcome = read_outcome()
     if outcome and 2 <= int(outcome["code"]) <= 5:  # the exit codes of permanent errors: a new job would fail, too
         raise _parse_error(outcome)
-    body = manifest.render(name, work, cluster, num_workers, step_environment, version("ray"))
-    jobs = api.connect()
+    body = manifest.render(name, spec_url, cluster, num_workers, step_environment, version("ray"))
+    jobs = api.connect()  # a client for the RayJobs of this pod's namespace
     owner = _find_owner(jobs)
     if owner:
         body["metadata"]["ownerReferences"] = [owner]
@@ -101,7 +101,7 @@ def run(
         try:
             launched_job.run_with_restarts()
         except _StopRequested:
-            raise Preempted(launched_job.stop()) from None
+            raise Preempted(launched_job.stop()) from None  # `stop` returns the message
 
 
 def _find_owner(jobs: RayJobs) -> OwnerReference | None:
@@ -153,7 +153,7 @@ class _LaunchedJob:
 
     def _run_once(self) -> InfoXLMError | None:
         """Create or find the job, wait for its end, and delete it. Return its error, or None on success."""
-        start_deadline = time.monotonic() + self.cluster.start_seconds  # also for a job that is created again
+        start_deadline = time.monotonic() + self.cluster.start_seconds  # stays when the job is created again
         status = None
         while status is None:
             self._create_or_find()
@@ -209,7 +209,7 @@ class _LaunchedJob:
                 # The pods of a dead node stay until somebody removes the node. They do not disturb the next job, whose
                 # RayCluster gets a new name.
                 logger.warning("pods of rayjob/%s do not end, perhaps because a node is lost: not waiting", self.name)
-                self._retry(self.jobs.delete, self.name, "Background")
+                self._retry(self.jobs.delete, self.name, "Background")  # removes the job at once
                 waits_for_pods = False
             time.sleep(_POLL_SECONDS)
         max_wait_seconds = self.cluster.grace_seconds + _MAX_DELETION_SECONDS
@@ -285,7 +285,7 @@ class _LaunchedJob:
                 self._check_start(job, obstacles, start_deadline - current_time)
             if current_time - max(log.last_line_time, last_report) > _REPORT_SECONDS:
                 last_report = current_time
-                state = f"{describe_status(status)}, {current_time - follow_start:.0f} s after the start"
+                state = f"{describe_status(status)}, followed for {current_time - follow_start:.0f} s"
                 logger.info("rayjob/%s is %s", self.name, state)
             time.sleep(_POLL_SECONDS)
 
@@ -333,9 +333,9 @@ class _LaunchedJob:
         # A process killed for lack of memory cannot store an error, but Kubernetes reports the cause in its pod. If the
         # pods cannot be read, the original error is still useful.
         with contextlib.suppress(Unavailable, InputError):
-            description = find_out_of_memory(self.jobs, self.name)
-            if description:
-                return OutOfMemory(f"rayjob/{self.name}: {description}, then run again")
+            cause_and_remedy = find_out_of_memory(self.jobs, self.name)
+            if cause_and_remedy:
+                return OutOfMemory(f"rayjob/{self.name}: {cause_and_remedy}, then run again")
         return error
 
     def _find_operator_error(self, status: dict[str, Any], details: str) -> InfoXLMError | None:
@@ -368,7 +368,7 @@ class _LaunchedJob:
     def _delete(self) -> None:
         """Delete the job to release its GPUs. If the deletion fails, log the command for a manual deletion."""
         try:
-            _retry_briefly(lambda: self.jobs.delete(self.name), _DELETION_RETRY_SECONDS)
+            _retry_briefly(lambda: self.jobs.delete(self.name), pause_seconds=_DELETION_RETRY_SECONDS)
         except (Unavailable, InputError) as error:  # it must not replace the outcome of the job
             logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", self.name, error, self.name)
 
@@ -376,10 +376,10 @@ class _LaunchedJob:
         """Stop the job unless a running workflow needs it. Return a message about the outcome.
 
         The request to save and the deletion are sent at the same time, because Kubeflow kills a step about a second
-        after the signal. The pods' `preStop` hooks wait up to `grace_seconds` for the training to save.
+        after SIGTERM. The pods' `preStop` hooks wait up to `grace_seconds` for the training to save.
         """
         try:
-            is_needed = _retry_briefly(self._is_needed_by_workflow)
+            is_needed = _retry_briefly(self._is_needed_by_workflow, pause_seconds=0)  # leaves time for the deletion
         except Unavailable as error:
             # Leave the job, because it ends itself if no step follows it.
             logger.warning("cannot find out whether a run needs rayjob/%s (%s), so it is not deleted", self.name, error)
@@ -427,10 +427,10 @@ class _LaunchedJob:
         return bool(owner_uids) and workflow["uid"] not in owner_uids
 
 
-def _retry_briefly(call: Callable[[], T], pause_seconds: float = 0.0) -> T:
+def _retry_briefly(call: Callable[[], T], pause_seconds: float) -> T:
     """Return the result of a call. Make up to `_SHUTDOWN_ATTEMPTS` attempts while Kubernetes does not answer.
 
-    Without a pause, all attempts may fail within milliseconds, because a restarting API server refuses connections.
+    Without a pause, all attempts fail within milliseconds if a restarting API server refuses connections.
     """
     for _ in range(_SHUTDOWN_ATTEMPTS - 1):
         with contextlib.suppress(Unavailable):
@@ -449,7 +449,7 @@ def has_ended(status: dict[str, Any]) -> bool:
 def _is_running(status: dict[str, Any]) -> bool:
     """Return whether the job's driver is running.
 
-    The operator's state alone does not tell: it is Running as soon as the submitter pod exists, even without a node.
+    The operator's state alone does not show it: it is Running as soon as the submitter pod exists, even without a node.
     """
     return status.get("jobDeploymentStatus") == "Running" and status.get("jobStatus") == "RUNNING"
 

@@ -26,7 +26,7 @@ class JobLog:
         self._jobs = jobs
         self._name = name
         self._last_pod = ""  # submitter pod whose lines were printed last
-        self._complete_pod = ""  # submitter pod whose whole log was printed
+        self._pod_with_complete_log = ""  # submitter pod whose whole log was printed
         self._job_ended = threading.Event()
         self._closed = threading.Event()  # the thread must print no more lines
         self._thread = threading.Thread(target=self._follow, name=f"log of {name}", daemon=True)
@@ -64,17 +64,17 @@ class JobLog:
             return False
         pod_name = newest_pod.metadata.name
         has_ended = newest_pod.status.phase in ("Succeeded", "Failed")
-        if has_ended and pod_name == self._complete_pod:
+        if has_ended and pod_name == self._pod_with_complete_log:
             return True
         since_seconds = None  # print the whole log of a new submitter
         if pod_name == self._last_pod:  # the connection broke: go back a little, so that no line is lost
             since_seconds = int(time.monotonic() - self.last_line_time) + _OVERLAP_SECONDS
-        self._complete_pod = ""  # until the stream below ends without an error
+        self._pod_with_complete_log = ""  # set again when the whole log has been read below
         for line in self._jobs.read_log(pod_name, since_seconds):
             if self._closed.is_set():
                 return False
             self._last_pod = pod_name
             self.last_line_time = time.monotonic()
             print(line, flush=True)
-        self._complete_pod = pod_name
+        self._pod_with_complete_log = pod_name
         return has_ended

@@ -58,18 +58,18 @@ def make_job_name(stem: str, store: str, key: str) -> str:
 
 def render(
     name: str,
-    work: str,
+    spec_url: str,
     cluster: ClusterConfig,
     num_workers: int,
     step_environment: Sequence[Mapping[str, Any]],
     ray_version: str,
     environment: Mapping[str, str] = os.environ,
 ) -> Manifest:
-    """Return the manifest of a RayJob that runs `python -m components.platform.job WORK`.
+    """Return the manifest of a RayJob that runs `python -m components.platform.job SPEC_URL`.
 
     Args:
         name: name of the job, from `make_job_name`.
-        work: URL or path of the build spec, the only argument of the entrypoint.
+        spec_url: URL or path of the build spec, the only argument of the entrypoint.
         cluster: settings of the cluster's jobs.
         num_workers: number of training workers, one per GPU.
         step_environment: environment variables of the step's pod, in Kubernetes format.
@@ -77,10 +77,10 @@ def render(
         environment: environment variables of this process.
 
     Raises:
-        InputError: the workers do not fill whole pods, or a shell would change `work`.
+        InputError: the workers do not fill whole pods, or a shell would change `spec_url`.
     """
-    if shlex.quote(work) != work:  # the submitter's and the head's shell parse the entrypoint
-        raise InputError(f"{work!r}: a store's name may contain only letters, digits and ./:_-@=+: choose another")
+    if shlex.quote(spec_url) != spec_url:  # the submitter's and the head's shell parse the entrypoint
+        raise InputError(f"{spec_url!r}: a store's name may contain only letters, digits and ./:_-@=+: choose another")
     pod_count, gpus_per_pod = cluster.pool.split_workers(num_workers)
     labels = {"app.kubernetes.io/name": "infoxlm"}
     if cluster.queue:
@@ -94,19 +94,19 @@ def render(
         "minReplicas": pod_count,
         "maxReplicas": pod_count,
         "rayStartParams": {},
-        "template": _make_worker_template(cluster, work, variables, num_workers, gpus_per_pod),
+        "template": _make_worker_template(cluster, spec_url, variables, num_workers, gpus_per_pod),
     }
     ray_cluster = {
         "rayVersion": ray_version,
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - the pod's; no training on it
-            "template": _make_head_template(cluster, work, variables),
+            "template": _make_head_template(cluster, spec_url, variables),
         },
         "workerGroupSpecs": [workers],
     }
     spec = {
-        "entrypoint": f"python -m {_JOB_MODULE} {work}",
+        "entrypoint": f"python -m {_JOB_MODULE} {spec_url}",
         "submissionMode": "K8sJobMode",
         # A retried submitter finds the running job. A head that replaces a lost head does not know the job, so the
         # submitter submits the job again. This is harmless: a training run holds a lease and resumes its checkpoint.
@@ -130,7 +130,8 @@ def _make_environment(
 ) -> list[Manifest]:
     """Return the environment variables of the Ray pods.
 
-    Sources in ascending precedence: this process, the manifest of the step's pod, the config, constants.
+    Sources in ascending precedence: this process, the manifest of the step's pod, defaults for Ray, the config,
+    constants. As an exception, a prefixed variable of the step's pod does not replace a variable of this process.
     """
     variables: dict[str, Manifest] = {}
     for name, value in sorted(environment.items()):
@@ -157,7 +158,7 @@ def _copy_value(variable: Mapping[str, Any], current_value: str | None) -> Manif
     """Return the value of an environment variable of the step's pod in a form that other pods can use.
 
     A reference to a secret is kept. A reference to a field of the step's pod is replaced by its value in this process,
-    because every pod has its own fields, or by None if this process does not have the variable.
+    because every pod has its own fields. Return None if this process does not have the variable.
     """
     reference = variable.get("valueFrom")
     if not reference:
@@ -167,16 +168,16 @@ def _copy_value(variable: Mapping[str, Any], current_value: str | None) -> Manif
     return None if current_value is None else {"value": current_value}
 
 
-def _make_head_template(cluster: ClusterConfig, work: str, variables: list[Manifest]) -> Manifest:
+def _make_head_template(cluster: ClusterConfig, spec_url: str, variables: list[Manifest]) -> Manifest:
     """Return the pod template of the head, which runs the job's driver."""
     resources = _make_resources(cluster.head_cpu, cluster.head_memory)
-    head = _make_ray_template(cluster, "ray-head", work, resources, variables)
+    head = _make_ray_template(cluster, "ray-head", spec_url, resources, variables)
     head["spec"]["nodeSelector"] = cluster.head_node_selector
     return head
 
 
 def _make_worker_template(
-    cluster: ClusterConfig, work: str, variables: list[Manifest], num_workers: int, gpus: int
+    cluster: ClusterConfig, spec_url: str, variables: list[Manifest], num_workers: int, gpus: int
 ) -> Manifest:
     """Return the pod template of the training workers, with `gpus` GPUs per pod."""
     pool = cluster.pool
@@ -185,7 +186,7 @@ def _make_worker_template(
         device_counts = {pool.accelerator: gpus, **cluster.devices}
         devices = {name: str(count) for name, count in device_counts.items()}
     resources = _make_resources(pool.cpu, pool.memory, **devices)
-    worker = _make_ray_template(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
+    worker = _make_ray_template(cluster, "ray-worker", spec_url, resources, variables, cluster.shared_memory)
     worker["spec"]["nodeSelector"] = pool.node_selector
     worker["spec"]["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
     if 0 < cluster.min_workers < num_workers:
@@ -197,7 +198,7 @@ def _make_worker_template(
 def _make_ray_template(
     cluster: ClusterConfig,
     container: str,
-    work: str,
+    spec_url: str,
     resources: Manifest,
     variables: list[Manifest],
     shared_memory: str = "",
@@ -207,7 +208,7 @@ def _make_ray_template(
     Args:
         cluster: settings of all Ray pods.
         container: name of the container.
-        work: URL of the build spec, with which the `preStop` hook asks the training to save.
+        spec_url: URL of the build spec. The `preStop` hook passes the URL to a command that asks the training to save.
         resources: requests and limits of the container.
         variables: environment variables of the container.
         shared_memory: size of /dev/shm; by default the container's memory limit.
@@ -224,7 +225,7 @@ def _make_ray_template(
     spec["volumes"].append({"name": "dev-shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}})
     (ray_container,) = spec["containers"]
     ray_container["volumeMounts"].append({"name": "dev-shm", "mountPath": "/dev/shm"})  # noqa: S108 - a volume of the pod
-    save_command = ["python", "-m", _JOB_MODULE, "--leave", work, _compute_saving_seconds(cluster)]
+    save_command = ["python", "-m", _JOB_MODULE, "--leave", spec_url, _compute_saving_seconds(cluster)]
     # If the pod is evicted or its node is drained, the training saves before the pod ends.
     ray_container["lifecycle"] = {"preStop": {"exec": {"command": save_command}}}
     if cluster.environment_from:

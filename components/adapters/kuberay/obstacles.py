@@ -90,7 +90,7 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
         image_obstacle = _find_image_obstacle(pod, warnings)
         if image_obstacle:
             return image_obstacle
-    if "violates PodSecurity" in newest_warning:  # Kubernetes does not create such a pod, so only an event tells
+    if "violates PodSecurity" in newest_warning:  # Kubernetes does not create such a pod, so only an event shows it
         return Obstacle(shorten(newest_warning), is_permanent=True)
 
     status = job.get("status") or {}
@@ -109,7 +109,7 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
 
 
 def find_out_of_memory(jobs: RayJobs, name: str) -> str:
-    """Describe a container of a job that exceeded its memory limit. Return "" if none did."""
+    """Return which container of a job exceeded its memory limit and which setting to raise, or "" if none did."""
     for pod in jobs.list_pods(name):
         for status in pod.status.container_statuses or []:
             for state in (status.state, status.last_state):  # the container may have restarted
@@ -123,7 +123,7 @@ def _describe_out_of_memory(pod: Any, container_name: str, exit_code: int) -> st
     """Describe the container, its memory limit, and the setting that raises the limit."""
     limits = {container.name: (container.resources.limits or {}) for container in pod.spec.containers}
     limit = limits.get(container_name, {}).get("memory", "unknown")
-    setting = "ray.head_memory" if _read_node_type(pod) == "head" else "pool.memory (steps.memory for text)"
+    setting = "ray.head_memory" if _read_node_type(pod) == "head" else "pool.memory (for text processing, steps.memory)"
     return (
         f"{_read_node_type(pod)} {pod.metadata.name} needed more than its {limit} of memory (OOMKilled, exit code "
         f"{exit_code}): raise {setting}"

@@ -270,7 +270,7 @@ def test_refusal_of_kubernetes_is_final_and_names_the_remedy(kubernetes, launch,
 
 
 def test_step_outside_of_a_cluster_is_refused():
-    with pytest.raises(InputError, match="runs in a pod, as infoxlm-runner"):
+    with pytest.raises(InputError, match="needs a pod with service account infoxlm-runner"):
         job.run(NAME, "w", CLUSTER, 8, [], lambda: None, lambda: None)
 
 
@@ -368,7 +368,7 @@ def test_worker_killed_for_its_memory_is_named_with_its_limit(kubernetes, launch
     assert raised.value.exit_code == 2
     assert str(raised.value) == (
         f"rayjob/{NAME}: worker {WORKER}-a needed more than its 600Mi of memory (OOMKilled, exit code 137): "
-        "raise pool.memory (steps.memory for text), then run again"
+        "raise pool.memory (for text processing, steps.memory), then run again"
     )
     assert len(kubernetes.jobs_ever()) == 1
 
