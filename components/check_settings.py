@@ -74,7 +74,7 @@ def check_settings(
         trials = step.read(trials)
         overrides = step.read(overrides)
         if trials:
-            tracking.get_tracker().check_sweeps()  # fail now instead of after the training
+            tracking.get_tracker().check_sweeps_supported()  # fail now instead of after the training
             # Only the trials of an ablation have these sections. The first trial completes the run for the check.
             first_trial = trials[0]
             sections |= {name: first_trial[name] for name in ("pretraining", "translation") if name in first_trial}

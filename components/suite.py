@@ -19,11 +19,11 @@ def plan_suite(
         suite: a `SuiteConfig` with models and tasks as lists, because KFP does not keep the order of mappings.
         store: directory or s3://bucket/prefix for copies of models and data.
         overrides: single settings by dotted name, such as {"tasks.xnli.seeds": [1, 2]}. An override of a task does not
-            change tasks that are `like` this task.
+            change the tasks that inherit its settings by `like`.
 
     Returns:
-        One {"points": REFERENCE} per batch. The reference points to a list of trials in the store. A trial has the keys
-        "point" (model, task, seed, grid and name), "source" (the model's source) and "settings" (the task's settings).
+        One {"points": REFERENCE} per batch. The store has the batch's list of trials under this reference. A trial has
+        the keys "point" (model, task, seed, grid and name), "source" (of the model) and "settings" (of the task).
     """
     import logging
 
@@ -34,7 +34,7 @@ def plan_suite(
     from infoxlm_core.results.suite_config import SuiteConfig
 
     with stage_run("plan_suite", store, reports_to_tracker=False) as step:
-        tracking.get_tracker().check_sweeps()  # fail now instead of after the training
+        tracking.get_tracker().check_sweeps_supported()  # fail now instead of after the training
         suite_config = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         planned_trials = [trial.to_dict() for trial in trials.plan(suite_config)]
         for source in suite_config.models.values():
@@ -60,7 +60,7 @@ def measure(
     """Measure the trials of a batch. Fine-tune the encoder first if the task needs fine-tuning.
 
     Args:
-        batch: {"points": REFERENCE}, an output item of `plan_suite`.
+        batch: {"points": REFERENCE}, an output item of `plan_suite` that refers to a list of trials.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
         num_workers: number of workers per fine-tuning, one per GPU; 0 trains in this process.
         scores: location and digest of each trial's scores and predictions.
@@ -110,8 +110,8 @@ def summarise(
     from infoxlm_core.results.suite_config import SuiteConfig
     from infoxlm_core.results.summaries.suite import summarise as summarise_suite
 
-    with stage_run("summarise", store, ends_run=True) as step:
+    with stage_run("summarise", store, ends_run_on_failure=True) as step:
         suite_config = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
-        suite_summary = summarise_suite(suite_config, sweeps.read_scores(step))
+        suite_summary = summarise_suite(suite_config, sweeps.end_unfinished_and_read_scores(step))
         step.report(suite=suite_config)
         sweeps.publish(step, "suite", suite_summary, sweeps.Outputs(comparison, report, metrics))

@@ -122,7 +122,7 @@ class RunTracker(Protocol):
     def end_unfinished(self, key: str, local_store: Path, status: str, stage: str, message: str) -> None:
         """End the tracker's run for a pipeline run and all nested runs. Skip runs that have ended or do not exist."""
 
-    def check_sweeps(self) -> None:
+    def check_sweeps_supported(self) -> None:
         """Raise ConfigError if the tracker does not store the trials that sweeps read."""
 
     def find_ablation(self, ablation: str, local_store: Path) -> Run:
@@ -160,21 +160,21 @@ class Untracked:
         return ""
 
     def trials(self) -> NoReturn:
-        self.check_sweeps()  # always raises an error
+        self.check_sweeps_supported()  # always raises an error
 
-    def check_sweeps(self) -> NoReturn:
+    def check_sweeps_supported(self) -> NoReturn:
         raise ConfigError(f"{VARIABLE}: 'none', but a sweep reads its trials from a tracker: set it to mlflow")
 
     def open_run(self, key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> Run:  # noqa: ARG002
         if trial:  # fail before the trial, because a sweep could not read its scores afterwards
-            self.check_sweeps()
+            self.check_sweeps_supported()
         return self
 
     def find_run(self, run_id: str) -> Run:  # noqa: ARG002
         return self
 
     def find_ablation(self, ablation: str, local_store: Path) -> Run:  # noqa: ARG002
-        self.check_sweeps()
+        self.check_sweeps_supported()
 
 
 def _mlflow() -> RunTracker:

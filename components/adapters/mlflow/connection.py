@@ -29,7 +29,7 @@ def tracking_uri(store: Path) -> str:
     """Return MLFLOW_TRACKING_URI, or the URI of the SQLite file in the directory `store`.
 
     Raises:
-        InputError: the store's path has a character that would begin another part of the URI, or an escape.
+        InputError: the store's path contains %, ? or #, which have a meaning in a URI.
     """
     uri_from_environment = os.environ.get("MLFLOW_TRACKING_URI")
     if uri_from_environment:

@@ -137,7 +137,7 @@ def _make_candidate(client: "MlflowClient", name: str, digest: str, origin: str)
     """
     version = model_versions.keep_oldest(client, name, digest)
     if ORIGIN not in version.tags:
-        # Within a server, MLflow copies all tags, including those that describe the original's role.
+        # `copy_model_version` copies all tags, including those that describe the original's role.
         for tag in version.tags.keys() & set(_ROLE_TAGS):
             client.delete_model_version_tag(name, version.version, tag)
         client.set_model_version_tag(name, version.version, ORIGIN, origin)

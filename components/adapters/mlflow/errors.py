@@ -81,13 +81,13 @@ def _translate_server_error(error: Exception, subject: str, status: int, account
         return None
     reason = one_line(error)
     if status >= 500:
-        answered_status = _read_answered_status(error)
-        if not answered_status:
+        server_status = _read_server_status(error)
+        if not server_status:  # MLflow's client itself has made up the status 500
             return StorageUnavailable(f"{subject}: MLflow does not answer ({reason}): run again")
         # MLflow answers 503 while its database is unavailable, and 500 if the request itself is at fault, in which case
         # a retry would fail too. Artifact requests are an exception: they also fail with 500 while S3 is unavailable.
         is_artifact_request = "/mlflow-artifacts/" in str(error)
-        if answered_status == 500 and not is_artifact_request:
+        if server_status == 500 and not is_artifact_request:
             return InputError(f"{subject}: MLflow fails with 500 ({reason}): see its log, repair it, then run again")
         return StorageUnavailable(f"{subject}: MLflow is not ready ({reason}): run again")
     if status in (401, 403):
@@ -95,7 +95,7 @@ def _translate_server_error(error: Exception, subject: str, status: int, account
     return InputError(f"{subject}: MLflow refuses ({reason})")
 
 
-def _read_answered_status(error: Exception) -> int:
+def _read_server_status(error: Exception) -> int:
     """Return the HTTP status of the server's last answer, or 0 if the server did not answer.
 
     MLflow's client reports 500 in both cases, so the actual status is only in the messages. When the client gives up

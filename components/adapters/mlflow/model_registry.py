@@ -69,7 +69,7 @@ def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) ->
     Args:
         name: name of the registered model.
         encoder: the encoder with its evaluation.
-        gate: mapping from metric name to least gain; higher scores are better.
+        gate: mapping from metric name to required gain over the champion; higher scores are better.
 
     Raises:
         InputError: a score for the gate is missing or not finite, or the directory contains no encoder.
@@ -126,7 +126,7 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
             description.save(files / "MLmodel")
         else:
             _save_encoder(encoder_dir, files, description, evaluation / model_versions.CARD)
-            _write_export(encoder_dir, files)
+            _export_for_sentence_transformers(encoder_dir, files)
         shutil.copytree(encoder_dir, files / model_versions.MODEL)
         signing.sign(files / model_versions.MODEL, files / signing.FILE)
         (files / model_versions.EVALUATION).mkdir()
@@ -156,7 +156,7 @@ def _save_encoder(encoder_dir: Path, files: Path, description: "MlflowModel", ca
         signature=mlflow.models.infer_signature([sentence], [output]),
         pip_requirements=requirements,
     )
-    shutil.rmtree(files / model_versions.MODEL)  # `log_model` puts the encoder's own directory there
+    shutil.rmtree(files / model_versions.MODEL)  # `log_model` later puts the encoder's own directory in its place
 
 
 def _run_example(encoder_dir: Path) -> tuple[Any, str, Any]:
@@ -183,7 +183,7 @@ def _run_example(encoder_dir: Path) -> tuple[Any, str, Any]:
     return extract_features, sentence, token_vectors[0]
 
 
-def _write_export(encoder_dir: Path, files: Path) -> None:
+def _export_for_sentence_transformers(encoder_dir: Path, files: Path) -> None:
     """Add an export for sentence-transformers to a version's files. Log a warning if the export is impossible."""
     from infoxlm_core.stages.export import SENTENCE_TRANSFORMERS, ExportSettings, export  # this import takes seconds
 
@@ -217,7 +217,7 @@ def load_encoder(source: str | Path, store: Path) -> Path:
     version = model_versions.find_version(client, str(source))
     with translate_errors(str(source)):
         if client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
-            files = model_versions.download(client, version, "", None)  # local files are not copied
+            files = model_versions.download(client, version)  # local files are not copied
         else:
             # Delete the files only when this process ends, because the caller may read them until then.
             files = Path(tempfile.mkdtemp(prefix="infoxlm-"))

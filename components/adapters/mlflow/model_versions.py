@@ -48,6 +48,7 @@ AGAINST = "against"
 """Tag: `start` if the gate also compares the version with the model that its training started from."""
 PREVIOUS = "previous_champion"
 """Tag of a champion: the replaced version."""
+_PRODUCER = "the registration of another version"  # what to run, in messages about missing or damaged files
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>[0-9]{1,18}))")
 
 
@@ -152,7 +153,7 @@ def create_version(client: "MlflowClient", name: str, source: str, run_id: str, 
         client.create_registered_model(name)
     try:
         client.create_model_version(name, source, run_id, tags=dict(tags), model_id=source.removeprefix("models:/"))
-    except MlflowException:  # only the answer may be lost, so check whether the version exists
+    except MlflowException:  # the version may exist: perhaps only the answer was lost
         if not find_by_digest(client, name, tags["digest"]):
             raise
 
@@ -172,8 +173,8 @@ def upload(client: "MlflowClient", run_id: str, logged_model: "LoggedModel", fil
     return str(logged_model.model_uri)
 
 
-def download(client: "MlflowClient", version: "ModelVersion", path: str, target: Path | None) -> Path:
-    """Download a file or directory of a version, and return its path. Without a target, local files are not copied."""
+def download(client: "MlflowClient", version: "ModelVersion", path: str = "", target: Path | None = None) -> Path:
+    """Download a version's files, or only `path`. Return the local path. Local files are copied only to a `target`."""
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
@@ -199,13 +200,15 @@ def _list_files(client: "MlflowClient", version: "ModelVersion", directory: str 
     return {Path(entry.path).name for entry in entries}
 
 
-def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: bool = False) -> evidence.Outcomes | None:
+def read_outcomes(
+    client: "MlflowClient", version: "ModelVersion", of_start_model: bool = False
+) -> evidence.Outcomes | None:
     """Return which questions a model answered correctly, or None if the version does not have the model's answers.
 
     Args:
         client: registry client.
         version: registered version. Its evaluation file may also have the answers of the model it started from.
-        of_start: whether to read the answers of the model that the version's training started from.
+        of_start_model: whether to read the answers of the model that the version's training started from.
     """
     if evidence.FILE not in _list_files(client, version, EVALUATION):
         return None
@@ -213,7 +216,7 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: boo
         evaluation = download(client, version, EVALUATION, Path(directory))
         scores = evidence.read_scores(evaluation)
         answers_file = evaluation / evidence.FILE
-        model = evidence.find_start(answers_file) if of_start else scores["model"]
+        model = evidence.find_start(answers_file) if of_start_model else scores["model"]
         if not model:
             return None
         return evidence.Outcomes(evidence.read(answers_file, model), scores["pivot"])
@@ -223,7 +226,7 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: boo
 def checked_download(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
     """Download all files of a version to a temporary directory, and check them. Raises the errors of `check_files`."""
     with tempfile.TemporaryDirectory(prefix="infoxlm-") as directory:
-        files = download(client, version, "", Path(directory))
+        files = download(client, version, target=Path(directory))
         check_files(files, version)
         yield files
 
@@ -246,7 +249,7 @@ def check_files(files: Path, version: "ModelVersion") -> None:
     # Versions registered by other tools have no manifest. A version with our tag `MADE_AS` must have one.
     if (model / manifests.NAME).is_file() or MADE_AS in version.tags:
         kind = "translator" if directories.is_translator(model) else "encoder"
-        digest = manifests.load_verified(model, kind, producer="the registration of another version")["digest"]
+        digest = manifests.load_verified(model, kind, producer=_PRODUCER)["digest"]
         registered_digest = version.tags.get("digest", "nothing")
         if digest != registered_digest:  # the message shows "sha256:" and 12 digits of each
             raise DataCorrupt(
@@ -255,4 +258,4 @@ def check_files(files: Path, version: "ModelVersion") -> None:
     directories.check_encoder(model)
     if (files / EXPORT).is_dir():
         signing.verify(files / EXPORT, files / EXPORT_SIGNATURE, f"{EXPORT} of {name}")
-        manifests.load_verified(files / EXPORT, "export", producer="the registration of another version")
+        manifests.load_verified(files / EXPORT, "export", producer=_PRODUCER)

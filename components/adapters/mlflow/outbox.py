@@ -52,7 +52,7 @@ class MlflowTracker:
         self._previous_environment: dict[str, str | None] = {}  # values of `_RETRY_VARIABLES` before the thread started
 
     def resume(self, step: int) -> None:
-        """Delete the file's lines after a step, and start the background thread."""
+        """Delete the file's lines of later steps, and start the background thread."""
         if self._thread.is_alive():
             self._outbox.ship_and_truncate(self._file, step)
             return
@@ -143,14 +143,14 @@ class _Outbox:
             return sum(1 for _ in file)
 
     def ship_and_truncate(self, file: FileTracker, step: int) -> None:
-        """Try to ship all lines. Then delete the file's lines after a step."""
+        """Try to ship all lines. Then delete the file's lines of steps later than `step`."""
         with self._lock:  # the background thread must not read the file during the truncation
             try:
                 self._ship_new_lines()
             except Exception as error:  # MLflow errors must not stop the training
                 lost_count = self.count_missing()
                 logger.warning("cannot send metrics to MLflow (%s): %d lines are lost", one_line(error), lost_count)
-            file.resume(step)  # deletes the lines
+            file.resume(step)  # deletes the lines of later steps
             self._shipped_bytes = min(self._shipped_bytes, self.path.stat().st_size)  # shipped lines may be deleted
 
     def ship(self) -> None:

@@ -64,7 +64,7 @@ def promote_model(
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
-        gate: mapping from metric name to least gain.
+        gate: mapping from metric name to required gain over the champion.
         store: directory with MLflow's database if MLFLOW_TRACKING_URI is not set.
         target: registered model to copy the version to before the promotion, as NAME on the same server or URI/NAME on
             another server; empty: promote the version in its own registered model.
@@ -98,7 +98,7 @@ def promote_model(
             version = copies.copy_within_server(client, version, target)
         verdict = promote(client, version, gate, manual_reason)
         promotion = Promotion(version.name, int(version.version), verdict)
-    if not promotion.verdict.passed:  # then the reason begins with "candidate"
+    if not promotion.verdict.passed:  # the reason begins with "candidate" and continues the message
         raise NotPromoted(f"models:/{promotion.name}/{promotion.version} stays {promotion.verdict.reason}")
     return promotion
 
@@ -129,7 +129,7 @@ def promote(
     Args:
         client: registry client.
         version: the candidate.
-        gate: mapping from metric name to least gain. The whole confidence interval must lie above the least gain.
+        gate: mapping from metric name to required gain. The whole confidence interval must lie above this gain.
         manual_reason: reason for a promotion by hand, without the gate. The files are still checked.
     """
     name = version.name
@@ -148,7 +148,7 @@ def promote(
                 _make_champion(client, version, verdict, champion)
             else:
                 record_decision(client, version, "refused", verdict, champion)
-        client.set_model_version_tag(name, number, GATE, verdict.reason)  # last: `register` skips such versions
+        client.set_model_version_tag(name, number, GATE, verdict.reason)  # last: `register` skips versions with it
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
 
@@ -172,14 +172,14 @@ def compare(
         version: the candidate. If its tag `against` is `start`, it must also be better than the model from which its
             training started.
         champion: version number of the champion, if any.
-        gate: mapping from metric name to least gain.
+        gate: mapping from metric name to required gain.
     """
     current_champion = None
     if champion:
         current_champion = _make_contender(client, client.get_model_version(version.name, champion))
     start = None
     if version.tags.get(AGAINST) == "start":
-        read_outcomes = functools.partial(model_versions.read_outcomes, client, version, of_start=True)
+        read_outcomes = functools.partial(model_versions.read_outcomes, client, version, of_start_model=True)
         # The evaluation of the candidate has also tested its start, on the same questions.
         start = Contender("its start", {"test_set": version.tags.get("test_set", "")}, read_outcomes)
     return decide(_make_contender(client, version), current_champion, gate, start)
@@ -198,7 +198,7 @@ def _check_files(client: "MlflowClient", version: "ModelVersion") -> None:
 
 
 def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
-    """Make the previous champion, the version that users got before, the champion again. Return its version number.
+    """Restore the previous champion. Return its version number.
 
     A second call changes nothing: a champion that a rollback has restored stays champion.
 
@@ -210,18 +210,18 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
         champion = find_champion(client, name)
         if champion is None:
             raise InputError(f"{name} has no champion: promote a version instead")
-        replaced_version = client.get_model_version(name, champion)
-        if _read_decision(replaced_version).get("what") == ROLLED_BACK_TO:
+        champion_version = client.get_model_version(name, champion)
+        if _read_decision(champion_version).get("what") == ROLLED_BACK_TO:
             logger.info("%s: version %s became champion by a rollback: to change it, promote a version", name, champion)
             return int(champion)
-        previous = replaced_version.tags.get(PREVIOUS)
+        previous = champion_version.tags.get(PREVIOUS)
         if not previous:
             raise InputError(f"{name} version {champion} did not replace another version: promote a version instead")
         restored_version = client.get_model_version(name, previous)
         _check_files(client, restored_version)
         # Record the decisions before the alias moves, so that another call can finish an interrupted rollback.
-        replaced_verdict = Verdict(False, f"rolled back to version {previous}: {reason}")
-        _record_rollback(client, replaced_version, "rolled back", replaced_verdict)
+        champion_verdict = Verdict(False, f"rolled back to version {previous}: {reason}")
+        _record_rollback(client, champion_version, "rolled back", champion_verdict)
         restored_verdict = Verdict(True, f"champion again after version {champion}: {reason}")
         _record_rollback(client, restored_version, ROLLED_BACK_TO, restored_verdict)
         client.set_registered_model_alias(name, CHAMPION, previous)

@@ -64,7 +64,7 @@ def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
         experiment_ids = [mlflow_experiment.experiment_id]
         run_tag_filter = f"tags.`{RUN_TAG}` = {quote(key)}"
         parents = []
-        plugin_run_id = os.environ.get("MLFLOW_RUN_ID")
+        plugin_run_id = os.environ.get("MLFLOW_RUN_ID")  # set by KFP's MLflow plugin
         if plugin_run_id:
             parents.append(client.get_run(find_outermost_run(client, plugin_run_id)))
         parents.extend(client.search_runs(experiment_ids, run_tag_filter))
@@ -73,7 +73,7 @@ def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
             unfinished_trials_filter = f"tags.`{PARENT}` = '{parent.info.run_id}' AND attributes.status = 'RUNNING'"
             for trial in client.search_runs(experiment_ids, unfinished_trials_filter, max_results=_MAX_TRIALS):
                 unfinished_ids.append(trial.info.run_id)
-        return list(dict.fromkeys(unfinished_ids))  # remove duplicates, because the plugin's run may also have the tag
+        return list(dict.fromkeys(unfinished_ids))  # without duplicates: the plugin's run may have `RUN_TAG`, too
 
 
 def find_outermost_run(client: "MlflowClient", run_id: str) -> str:

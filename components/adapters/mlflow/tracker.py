@@ -27,7 +27,7 @@ def open_run(key: str, name: str, store: str, local_store: Path, trial: Trial | 
         InputError: MLFLOW_TRACKING_URI is not set, although several machines share the store.
     """
     if "://" in store and not os.environ.get("MLFLOW_TRACKING_URI"):
-        raise InputError(f"{store} is shared by many machines, but an SQLite file is not: set MLFLOW_TRACKING_URI")
+        raise InputError(f"{store} is shared by many machines, but a local SQLite file is not: set MLFLOW_TRACKING_URI")
     tags = {runs.RUN_TAG: key, **runs.make_source_tags()}
     run_id = runs.open_run(_experiment_name(), name, tags, local_store)
     if trial:
@@ -46,7 +46,7 @@ def end_unfinished(key: str, local_store: Path, status: str, stage: str, message
         MlflowRun(run_id).end(status, stage, message)
 
 
-def check_sweeps() -> None:
+def check_sweeps_supported() -> None:
     """Do nothing, because MLflow stores trials."""
 
 

@@ -93,7 +93,7 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
 
     client = MlflowClient()
     with translate_errors(f"MLflow run of {trial.name}"):
-        # `read_trials` finds the trials of a sweep by their outermost run, whatever task has opened them.
+        # `read_trials` finds the trials of a sweep by their outermost run, whichever pipeline task opened them.
         run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: runs.find_outermost_run(client, parent)}
         tags = _make_trial_tags(trial) | run_tags
         experiment_name = client.get_experiment(client.get_run(parent).info.experiment_id).name
@@ -171,7 +171,7 @@ def find_ablation(ablation: str, store: Path) -> str:
         names_by_id: dict[str, str] = {}  # in the order of their newest trials
         for trial in trials:
             parent = trial.data.tags.get(PARENT)
-            if parent is not None and parent not in names_by_id:  # `read_name` needs several requests
+            if parent is not None and parent not in names_by_id:  # once per parent: `read_name` sends several requests
                 names_by_id[parent] = read_name(parent)
     if not names_by_id:
         raise InputError(f"{connection.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")

@@ -31,7 +31,7 @@ PERMISSIONS = {
 `promote` may edit experiments, because it records its decision in the version's run. `register` may manage models,
 because it deletes the duplicate version that a repeated request creates.
 """
-_ADMIN = "MLFLOW_AUTH_ADMIN_PASSWORD"
+_ADMIN_VARIABLE = "MLFLOW_AUTH_ADMIN_PASSWORD"
 
 
 def create_user(server: str, user: str, password: str) -> None:
@@ -44,11 +44,11 @@ def create_user(server: str, user: str, password: str) -> None:
         StorageUnavailable: MLflow does not answer.
     """
     client = _make_client(server)
-    with translate_errors(f"{server}: user {user}", _ADMIN):
+    with translate_errors(f"{server}: user {user}", _ADMIN_VARIABLE):
         with ignore_error("RESOURCE_ALREADY_EXISTS"):
             client.create_user(user, password)
-            return  # otherwise, the user exists: only the password is replaced
-        client.update_user_password(user, password)
+            return
+        client.update_user_password(user, password)  # the user exists
 
 
 def grant_access(server: str, user: str, experiment: str, model: str, access: str) -> None:
@@ -71,7 +71,7 @@ def grant_access(server: str, user: str, experiment: str, model: str, access: st
 
     registry = MlflowClient(server)
     experiment_permission, model_permission = PERMISSIONS[access]
-    with translate_errors(f"{server}: permissions of {user}", _ADMIN):
+    with translate_errors(f"{server}: permissions of {user}", _ADMIN_VARIABLE):
         experiment_id = _find_experiment(registry, server, experiment)
         if access == "register" and model != "*":
             # Create the model as administrator. Otherwise, the first registration would create it, and its creator
@@ -82,7 +82,7 @@ def grant_access(server: str, user: str, experiment: str, model: str, access: st
         _grant(server, user, "registered_model", model, model_permission)
         if experiment_permission == "EDIT" and experiment_id == "*":
             # Two stages may create a pipeline run's MLflow run at the same time. One of them then deletes its own run,
-            # for which MLflow demands MANAGE.
+            # for which MLflow demands MANAGE. This covers all runs, so a user of one experiment does not get it.
             _grant(server, user, "run", "*", "MANAGE")
 
 
@@ -130,7 +130,7 @@ def main() -> None:
         password = os.environ["MLFLOW_TRACKING_PASSWORD"]
         # From now on, this process calls MLflow as administrator.
         os.environ["MLFLOW_TRACKING_USERNAME"] = "admin"
-        os.environ["MLFLOW_TRACKING_PASSWORD"] = os.environ[_ADMIN]
+        os.environ["MLFLOW_TRACKING_PASSWORD"] = os.environ[_ADMIN_VARIABLE]
         create_user(server, user, password)
         for model in arguments.model or ():
             grant_access(server, user, arguments.experiment, model, access=arguments.may)
@@ -141,7 +141,7 @@ def main() -> None:
 
 def _check_environment() -> None:
     """Raise InputError if a required environment variable is not set."""
-    for name in ("MLFLOW_TRACKING_URI", _ADMIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+    for name in ("MLFLOW_TRACKING_URI", _ADMIN_VARIABLE, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         if not os.environ.get(name):
             raise InputError(f"{name} is not set: the Job make-user of k8s/base sets it")
 

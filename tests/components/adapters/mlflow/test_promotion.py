@@ -69,7 +69,7 @@ def read_decision(client: "MlflowClient", version: int) -> dict:
 
 def find_files(client: "MlflowClient", version: int) -> Path:
     """Return the local folder in which the registry keeps the files of a version."""
-    return model_versions.download(client, client.get_model_version("tiny", str(version)), "", None)
+    return model_versions.download(client, client.get_model_version("tiny", str(version)))
 
 
 def test_better_candidate_becomes_champion_and_can_be_rolled_back(better, store, monkeypatch):
