@@ -40,6 +40,7 @@ class Directory:
         manifests.write_atomically(path, content)
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
+        """Write a file only if its version is still `version`, or (for None) only if it does not exist."""
         path = self._path(name)
         manifests.make_directory(path.parent)
         # A file system cannot compare and replace a file in one operation.

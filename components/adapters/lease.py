@@ -55,7 +55,7 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
     content, version = file
     remedy = "the file is not a lease: delete it, then run again"
     state = user_files.parse_json(content, State, url, remedy, DataCorrupt)
-    # Leave out `by`, which older versions do not write.
+    # Without `by`, so that files from older versions give the same keys.
     return {name: state[name] for name in ("holder", "attempt", "beat")}, version
 
 
@@ -156,7 +156,7 @@ class Lease:
             return False
         self.attempt = state["attempt"] + 1
         self._version = version
-        return self._write(quick=False)  # no lease can expire meanwhile, so there is time to retry
+        return self._write(quick=False)  # retry for longer, because no lease of this process can expire yet
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
         """Write the next heartbeat unless another process has changed the file. Return whether the write succeeded.
@@ -176,7 +176,7 @@ class Lease:
             content = json.dumps(state)
             version = self._file.put_if("", content, self._version, quick)
             if version is None:
-                # The file has changed. If the answer to an earlier write was lost, this object itself has changed it.
+                # The file has changed, perhaps by an earlier write of this object whose answer was lost.
                 unconfirmed_version = self._find_unconfirmed_version()
                 if unconfirmed_version:
                     version = self._file.put_if("", content, unconfirmed_version, quick)
@@ -203,8 +203,8 @@ class Lease:
                 if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
                     if not self.lost and not self._write():  # `renew` may have lost the lease in another thread
                         self.lost = True
-                    last_heartbeat = time.monotonic()  # not after an error, so that the next round tries again
-            except Exception as error:  # the next heartbeat may succeed; otherwise, `renew` raises an error
+                    last_heartbeat = time.monotonic()  # skipped after an error: the next round tries again
+            except Exception as error:  # the next heartbeat may succeed; if none does, the next `renew` fails
                 self._warn("the lease could not be renewed", error)
             if self.lost:
                 return

@@ -33,7 +33,7 @@ def start_workers(count: int) -> Iterator[ParallelMap | None]:
         return
     import ray
 
-    from components.adapters.ray import train  # imports torch, which the workers do not need
+    from components.adapters.ray import train  # here, because it imports torch, and workers import this module
 
     with train.use_ray(count):
         if os.environ.get("RAY_ADDRESS"):
@@ -49,7 +49,7 @@ def _map_with_ray_tasks(function: ItemFunction, items: Iterable[Any], max_pendin
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    from components.adapters.ray import train  # imports torch, which the workers do not need
+    from components.adapters.ray import train  # here, because it imports torch, and workers import this module
 
     shared_function = ray.put(function)  # each node receives the function only once
     # SPREAD uses all nodes from the start. Ray's default fills some of them first.

@@ -106,8 +106,8 @@ def to_infoxlm_error(error: Exception, subject: str) -> InfoXLMError:
     match = re.search(r"was ([\d.]+GB) used / ([\d.]+GB) limit", text)
     usage = f" ({match[1]} used of {match[2]})" if match else ""
     return OutOfMemory(
-        f"{subject}: a worker ran out of memory{usage}: raise pool.memory, or steps.memory for text; without a "
-        "cluster, use fewer workers or free some memory; then run again to continue"
+        f"{subject}: a worker ran out of memory{usage}: raise pool.memory, or steps.memory if the step processes "
+        "text; without a cluster, use fewer workers or free some memory; then run again to continue"
     )
 
 
@@ -127,8 +127,7 @@ class _Training:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        # Without the other two limits, Ray would restart any number of times after preemptions, which it counts
-        # separately, and after failures of its controller.
+        # Ray counts preemptions and failures of its controller separately, by default without a limit.
         failure_config = FailureConfig(
             max_failures=max_failures, max_preemption_failures=max_failures, controller_failure_limit=5
         )

@@ -118,7 +118,7 @@ class S3Store:
         delimiter = {} if deep else {"Delimiter": "/"}
         objects = self._list_all("list_objects_v2", "Contents", **delimiter)
         entries = []
-        with self._open_client():  # converts the KeyError if the server is not S3
+        with self._open_client():  # reports a missing field, such as Key, as "not S3"
             for s3_object in objects:
                 key = s3_object["Key"]
                 if key == prefix:  # some tools create an empty object to represent the directory
@@ -225,7 +225,7 @@ def open_client(uri: str, quick: bool = False) -> Iterator[Any]:
         # until it raises RecursionError.
         raise InputError(
             f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
-        ) from (None if isinstance(error, RecursionError) else error)  # not a thousand repeated frames
+        ) from (None if isinstance(error, RecursionError) else error)  # its traceback has a thousand frames
 
 
 def _to_infoxlm_error(error: Exception, uri: str) -> InfoXLMError:

@@ -64,7 +64,7 @@ def _verify_snapshot(snapshot: Path) -> None:
 
 
 def list_files(source: str) -> list[str] | None:
-    """Return the file names of a model on the hub, or None if the hub does not answer."""
+    """Return the file names of a model on the hub, or None if the hub does not list them."""
     from huggingface_hub import HfApi
 
     name, _, revision = source.partition("@")

@@ -75,7 +75,7 @@ def _make_launch_config(num_workers: int, run_id: str, log_directory: str) -> "L
         local_addr="127.0.0.1",
         max_restarts=MAX_RESTARTS,
         # On these signals, the agent ends the workers at once. Unlike torch's default, the list has neither SIGTERM nor
-        # SIGINT, because the training first saves.
+        # SIGINT, because on these two the training saves a checkpoint before it ends.
         signals_to_handle="SIGHUP,SIGQUIT",
         logs_specs=DefaultLogsSpecs(log_dir=log_directory),
     )
@@ -86,7 +86,7 @@ def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any])
     import torch
     import torch.distributed as dist
 
-    _leave_process_group_of_agent()
+    _leave_process_group_of_agent()  # on Ctrl-C, only the agent's process reacts: it asks the workers to stop
     level = logging.INFO if os.environ["RANK"] == "0" else logging.WARNING  # all workers log the same lines
     logging.basicConfig(level=level, format="%(message)s", force=True)
     uses_gpu = torch.cuda.is_available()
@@ -113,8 +113,8 @@ def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any])
 def _leave_process_group_of_agent() -> None:
     """Protect this worker from signals to the agent's process group, such as Ctrl-C.
 
-    Only the agent handles these signals: it asks all workers to stop. When the agent restarts the workers, it sends
-    SIGTERM to each worker alone.
+    Only the agent handles these signals: it asks all workers to stop. Restarts still work, because the agent then
+    sends SIGTERM to each worker instead of to the group.
     """
     agent_id = os.getppid()
     os.setpgid(0, 0)
