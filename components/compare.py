@@ -28,8 +28,8 @@ def compare(
     from components.platform.stage_run import stage_run
     from infoxlm_core.results.summaries.ablation import summarise_metrics
 
-    with stage_run("compare", store, ends_run=True) as step:
+    with stage_run("compare", store, ends_run_on_failure=True) as step:
         planned_trials = [trial["trial"] for trial in step.read(trials)]
-        metrics_by_trial = sweeps.read_metrics(step, planned_trials)
+        metrics_by_trial = sweeps.end_unfinished_and_read_metrics(step, planned_trials)
         summary = summarise_metrics(step.run.name, metrics_by_trial, outcomes=sweeps.read_outcomes(step.run))
         sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics))

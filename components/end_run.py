@@ -5,10 +5,10 @@ from components.platform.stage import stage
 
 @stage
 def end_run(store: str) -> None:
-    """End the tracker's run as failed or killed and record the cause, unless the last step has ended the run.
+    """End the tracker's run as failed or killed and record the cause, unless a step has already ended it.
 
-    This step always runs last, even after a cancellation. It logs its own errors but does not fail, because a failure
-    would hide the pipeline run's error.
+    This step runs after all others, even after a cancellation. It logs its own errors but does not fail, because a
+    failure would hide the pipeline run's error.
 
     Args:
         store: directory or s3://bucket/prefix that contains the steps' error messages.

@@ -21,7 +21,7 @@ def promote(
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
-        gate: mapping from metric to required gain. The confidence interval of the gain must lie above this value.
+        gate: required gain over the champion by metric. The confidence interval of the gain must lie above this value.
         store: directory of the local registry if MLFLOW_TRACKING_URI is not set.
         metrics: the version, and the gain of each gate metric with its confidence interval.
         to: name of a target model on the same server. The version is copied there and compared with its champion.
@@ -34,7 +34,7 @@ def promote(
     from components.platform import artifacts
     from components.platform.stage_run import stage_run
 
-    with stage_run("promote", store, tracker="mlflow", ends_run=True) as step:  # the registry is MLflow's
+    with stage_run("promote", store, tracker="mlflow", ends_run_on_failure=True) as step:  # the registry is MLflow's
         os.environ["INFOXLM_IMAGE"] = image  # the record of a promotion names the image that decided
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
         with artifacts.exclusive(store, *promotion.LOCK):  # no other process may change the champion meanwhile

@@ -37,7 +37,7 @@ def register(
     from infoxlm_core.results import evidence
     from infoxlm_core.results.trials import HEADLINES, describe_headlines
 
-    with stage_run("register", store, tracker="mlflow", ends_run=True) as step:  # the registry is MLflow's
+    with stage_run("register", store, tracker="mlflow", ends_run_on_failure=True) as step:  # the registry is MLflow's
         os.environ["INFOXLM_IMAGE"] = image  # the record of a promotion names the image that decided
         registration_config = RegistrationConfig.parse(step.read(config), "registration")
         encoder_directory, digest = artifacts.resolve(encoder)

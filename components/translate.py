@@ -137,9 +137,9 @@ def compare_translations(
     from infoxlm_core.results.summaries.ablation import summarise_metrics
     from infoxlm_core.systems.translation import report as translation_report
 
-    with stage_run("compare", store, ends_run=True) as step:
+    with stage_run("compare", store, ends_run_on_failure=True) as step:
         planned_trials = [trial["trial"] for trial in step.read(trials)]
-        summary = summarise_metrics(step.run.name, sweeps.read_metrics(step, planned_trials))
-        scores_by_variant = sweeps.read_first_trials(step, planned_trials, "evaluation/scores.json")
+        summary = summarise_metrics(step.run.name, sweeps.end_unfinished_and_read_metrics(step, planned_trials))
+        scores_by_variant = sweeps.read_first_trial_of_each_variant(step, planned_trials, "evaluation/scores.json")
         write_page = functools.partial(translation_report.write_page, scores_by_variant=scores_by_variant)
         sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics), write_page)

@@ -78,7 +78,7 @@ def upload(directory: Path, uri: str, before_commit: Callable[[], None] = lambda
         if not _is_stored(store, name, path, digest):
             raise StorageUnavailable(f"{uri}/{name} differs from what was sent: run again")
     before_commit()
-    # Without a version, an existing file is never replaced, so another machine's artifact stays complete.
+    # Write the manifest only if none exists (version None), so that another machine's artifact stays complete.
     if store.put_if(manifests.NAME, manifest_content, version=None) is None:
         raise InputError(f"{uri} already exists with different content: remove it, or use that artifact")
 
@@ -122,7 +122,7 @@ def download(uri: str, directory: Path) -> None:
                 store.download(stored_file.name, path)
         manifests.load_verified(partial, remote_manifest["kind"], producer="the stage that builds it")
         shutil.rmtree(directory, ignore_errors=True)  # an earlier copy may be damaged or incomplete
-        manifests.move_into_place(partial, directory, manifests.NAME)
+        manifests.move_into_place(partial, directory, marker=manifests.NAME)
     logger.info("fetched %s", uri)
 
 

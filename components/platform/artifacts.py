@@ -191,9 +191,9 @@ def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any]
             facts = build(output)
             manifests.write(output, kind, facts)
             # Compute the state before the move, because another process may have finished the same artifact first.
-            # `path` then keeps the other files, which this process has not hashed.
+            # `path` then keeps that process's files, which this process has not hashed.
             state = artifact_files.compute_state(output)
-            manifests.move_into_place(output, path, manifests.NAME)
+            manifests.move_into_place(output, path, marker=manifests.NAME)
             artifact_files.record_verified(path, state)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -287,8 +287,8 @@ class _ArtifactLocation(NamedTuple):
 def locate(location: str) -> Path:
     """Return the local path for the location of an artifact or a directory inside an artifact.
 
-    The artifact is downloaded if needed, and its files are hashed and verified. A damaged local copy is downloaded
-    again.
+    An artifact of a remote store is downloaded if needed, and again if the local copy is damaged. The files of an
+    artifact are hashed and verified, but not the files of a directory that has no manifest of its own.
 
     Args:
         location: location in the form that `publish` writes, such as `s3://bucket/prefix/pretrained/7b…/encoder`.
@@ -306,7 +306,7 @@ def locate(location: str) -> Path:
         if not storage.is_remote(location):
             raise
         marker = artifact_files.find_marker(_split_location(location).local_copy)
-        marker.unlink(missing_ok=True)  # makes `lookup` hash the files
+        marker.unlink(missing_ok=True)  # so that the next line hashes all files
         return locate_unverified(location)
     return path
 
@@ -314,14 +314,14 @@ def locate(location: str) -> Path:
 def locate_unverified(location: str) -> Path:
     """Return the same path as `locate`, but hash only artifacts that were touched since their last verification.
 
-    This is sufficient, and much faster, for reading only the manifest.
+    This is sufficient, and much faster, for reading only the manifest. In a store on this machine, nothing is checked.
 
     Raises:
-        InputError: the artifact does not exist, or the location is malformed or leads out of the store.
+        InputError: a remote store has no such artifact, or the location is malformed or leads out of the store.
         DataCorrupt: a file differs from the manifest.
     """
     directory = storage.open(location).directory
-    if directory:  # the store is on this machine
+    if directory:  # the store is on this machine, so nothing is downloaded or checked
         return directory
     store, kind, name, inner_path = _split_location(location)
     artifact = lookup(store, kind, name)

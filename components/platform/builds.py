@@ -32,11 +32,11 @@ class BuildSpec:
     config: dict[str, Any]
     num_workers: int
     artifacts: dict[str, str]
-    """Locations of the input artifacts by the core's argument name: corpus, shards_path or encoder."""
+    """Mapping from the core's argument name (corpus, shards_path or encoder) to the location of an input artifact."""
     run: str = ""
     """Checkpoint directory in STORE/runs; empty for stages that do not train."""
     sources: dict[str, str] | None = None
-    """Sources of models outside the store by the core's argument name; see the module `sources`."""
+    """Mapping from the core's argument name to the source of a model outside the store; see the module `sources`."""
     tracker_run: str = ""
     """Id of the tracker's run that receives the curves during the training; empty: do not send curves."""
     pipeline_run: str = ""
@@ -93,8 +93,8 @@ def train(spec: BuildSpec, run: Path) -> dict[str, Any]:
     from infoxlm_core.training import distributed
 
     arguments = _make_training_arguments(spec, run)
-    # An earlier attempt may have built the artifact without uploading it. All workers must agree on this, because a
-    # worker that trains alone would wait forever.
+    # An earlier attempt may have built the artifact without uploading it. All workers use the first worker's answer,
+    # because a worker that trains alone would wait forever.
     is_built = distributed.from_first(artifacts.exists(spec.store, spec.kind, spec.name))
     if distributed.rank() == 0:
         return _build_trained_artifact(spec, arguments, is_built)

@@ -66,7 +66,7 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
     digests = [digest for model in models for digest in model.digests]
     key = sources.compute_key_with_guard("scores", local_config, corpus_digest, *names, *digests)
     # The report on an adapted public model shows the cost of all earlier steps.
-    is_adaptation = evidence.PUBLIC_START in names
+    is_adaptation = evidence.PUBLIC_START in names  # the training started from a public model
     hours_before = costs.add_up(step.run.read_metrics()) if is_adaptation else {}
 
     def build(output: Path) -> dict[str, float]:
@@ -118,7 +118,7 @@ def measure(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> M
     """Measure an encoder on a task, after fine-tuning it if the task requires training.
 
     Args:
-        planned_trial: a trial planned by `plan_suite`, with its model's source and its settings.
+        planned_trial: a trial ("point") planned by `plan_suite`, with its model's "source" and its "settings".
         store: directory, or s3://bucket/prefix, for artifacts and checkpoints.
         num_workers: number of Ray workers for fine-tuning, one per GPU; 0: fine-tune inside this process.
 
@@ -228,9 +228,8 @@ def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_wor
             if stop_requested.is_set():
                 break
     if exit_codes:
-        message = "%d of %d trials are finished, %d failed."
-        logger.error(message, len(finished_trials), len(planned_trials), len(exit_codes))
-        # `runtime.read_failure` reports the newest error in the store, which is also that of the last failure.
+        logger.error("%d of %d trials finished, %d failed.", len(finished_trials), len(planned_trials), len(exit_codes))
+        # `runtime.read_failure` reports the newest error in the store, so exit with the code of the same trial.
         sys.exit(exit_codes[-1])
     return finished_trials
 
@@ -248,7 +247,7 @@ def _measure_in_child(
         future = executor.submit(_measure_for_parent, planned_trial, store, num_workers)
         if stop_requested.is_set():  # the signal may have arrived before the child process started
             _terminate_children()
-        with contextlib.suppress(BrokenProcessPool, KeyboardInterrupt):  # the child died without reporting a failure
+        with contextlib.suppress(BrokenProcessPool, KeyboardInterrupt):  # the child was killed, or stopped by Ctrl-C
             return future.result()
     # Report the failure on behalf of the child.
     with runtime.report_failure(store, "measure", planned_trial["point"]):

@@ -1,8 +1,8 @@
 """Garbage collection: delete old store items that no needed item refers to.
 
 Young items and the artifacts of registered versions are needed. A needed item also needs every item whose digest is in
-its manifests, checkpoints or notes. For example, an unfinished training run needs its shards, and the shards need their
-corpus. `parameters/` is never deleted, because a recurring Kubeflow run may refer to its files.
+its manifests, checkpoints or notes (`NOTES`). For example, an unfinished training run needs its shards, and the shards
+need their corpus. `parameters/` is never deleted, because a recurring Kubeflow run may refer to its files.
 """
 
 import re
@@ -78,8 +78,8 @@ def _find_item_name(path: str) -> str:
 
 
 def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
-    """Make an item from its files. Its manifests, checkpoints and notes contain its own digest and its references."""
-    is_note = name.partition("/")[0] in NOTES
+    """Make an item from its files. Read its digest and other items' digests from manifests, checkpoints and notes."""
+    is_note = name.partition("/")[0] in NOTES  # a small file about a job or a training run
     identifiers = set(_KEY.findall(name))
     references: set[str] = set()
     for stored_file in files:
@@ -116,7 +116,7 @@ def find_deletable(
     """
     newest_deletable_time = (current_time or datetime.now(UTC)) - min_age
     needed_identifiers = set(roots)
-    needed_run_keys: set[str] = set()  # a note names its training run, but the run does not name its notes
+    needed_run_keys: set[str] = set()  # a needed run also needs the notes (`NOTES`) that name it
     candidates = list(items)  # items that are not known to be needed
     while True:
         needed_items = []

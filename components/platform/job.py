@@ -55,7 +55,7 @@ def request_stop(spec: BuildSpec, timeout_seconds: float) -> None:
         timeout_seconds: longest time to wait.
     """
     deadline = time.monotonic() + timeout_seconds
-    if not _holds_lease(spec):  # no training run of this job could save
+    if not _holds_lease(spec):  # the job is not training, so it has nothing to save
         return
     artifacts.write(spec.store, f"runs/{spec.run}/stop", spec.job)
     while _holds_lease(spec) and time.monotonic() < deadline:  # the training run saves before releasing its lease

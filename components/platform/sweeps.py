@@ -17,14 +17,14 @@ from infoxlm_core.results.trials import LINK, Trial
 from infoxlm_core.tasks.scores import Scores
 
 
-def read_metrics(
+def end_unfinished_and_read_metrics(
     step: StageRun, planned_trials: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Trial, Mapping[str, float]]]:
     """Read the metrics of all trials of an ablation. End the tracker's runs of unfinished trials as failed or killed.
 
     Args:
         step: the last step of the ablation.
-        planned_trials: planned trials, as mappings {"variant", "seed", "what", "rank"}.
+        planned_trials: planned trials, as mappings that `Trial.parse` accepts.
 
     Returns:
         (trial, metrics) for each planned trial. Unfinished trials have no metrics.
@@ -36,14 +36,13 @@ def read_metrics(
         metrics = metrics_by_trial.get(trial.name, {})
         if not metrics:
             # A trial that never started has no run. `open_run` creates one, so that the tracker shows the failure.
-            trial_run = tracking.open_run(step.store, planned_trial)
-            trial_run.end(runtime.find_final_status(step.store).status)
+            tracking.open_run(step.store, planned_trial).end(runtime.find_final_status(step.store).status)
         results.append((trial, metrics))
     return results
 
 
 def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
-    """Return which questions each finished trial answered correctly, as outcomes by variant and seed.
+    """Return which questions each finished trial answered correctly, as outcomes by variant (`Trial.model`) and seed.
 
     Args:
         run: the tracker's run of the ablation.
@@ -56,7 +55,7 @@ def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
     return outcomes_by_variant
 
 
-def read_first_trials(
+def read_first_trial_of_each_variant(
     step: StageRun, planned_trials: Sequence[Mapping[str, Any]], path: str
 ) -> dict[str, dict[str, Any]]:
     """Read a JSON file from the first finished trial of each variant, as an example. Return the contents by variant.
@@ -75,13 +74,12 @@ def read_first_trials(
     return contents_by_variant
 
 
-def read_scores(step: StageRun) -> dict[str, Scores]:
+def end_unfinished_and_read_scores(step: StageRun) -> dict[str, Scores]:
     """End the runs of a suite's unfinished trials, and return the scores of its finished trials by name."""
     runs = step.run.trials()
     for run in runs:  # end these runs before downloading scores, because a download may fail
         if run.status == "RUNNING":  # this is the last step, so the trial has died
-            status = runtime.find_final_status(step.store).status
-            tracking.get_tracker().find_run(run.run_id).end(status)
+            tracking.get_tracker().find_run(run.run_id).end(runtime.find_final_status(step.store).status)
     return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
 
 

@@ -180,8 +180,7 @@ class RemoteRun:
             directory: local directory of the checkpoint.
             keep: number of newest checkpoints to keep.
             damaged_names: names of damaged checkpoints, which are deleted.
-            rewind_interval: number of steps between the checkpoints to which a diverging training may return; 0: it
-                never returns.
+            rewind_interval: steps between two checkpoints to which a diverging training may return; 0: no rewinds.
 
         Raises:
             Fenced: another process has taken the lease.
@@ -192,7 +191,7 @@ class RemoteRun:
         artifact_files.upload(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
         # From now on, a start without a valid checkpoint is an error instead of a start at step 0.
         self._store.put("saved.json", json.dumps({"step": directory.name}))
-        # Imported here, because this module imports torch, which `choose_run` does not need.
+        # Not at the top, because `checkpoints` imports torch, which steps that only call `choose_run` do not need.
         from infoxlm_core.training.checkpoints import select_outdated
 
         for outdated_name in select_outdated(self.names(), keep, damaged_names, rewind_interval):

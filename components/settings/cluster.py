@@ -149,8 +149,8 @@ class Pool(StageConfig):
         pod_count, remaining_workers = divmod(num_workers, workers_per_pod)
         if num_workers < 1 or remaining_workers:
             raise ConfigError(
-                f"num_workers ({num_workers}) must be 1 or more, and a multiple of pool.gpus, the GPUs of one pod "
-                f"({self.gpus}), if it is larger: change one of them"
+                f"num_workers ({num_workers}) must be 1 or more, and a multiple of pool.gpus if there are more workers "
+                f"than GPUs in one pod ({self.gpus}): change one of them"
             )
         return pod_count, gpus_per_pod
 

@@ -80,7 +80,7 @@ def is_login_for_other_server(variable: str, environment: Mapping[str, str]) -> 
 def apply_prefixed_variables(environment: MutableMapping[str, str]) -> None:
     """Copy our prefixed variables to their original names, unless Kubeflow has already set these names.
 
-    The registry account replaces any other account. No login is copied if Kubeflow has set a different server.
+    The account in `REGISTRY_VARIABLES` replaces any other. No login is copied if Kubeflow has set a different server.
 
     Args:
         environment: environment variables of this process, changed in place.

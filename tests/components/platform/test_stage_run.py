@@ -80,10 +80,10 @@ def test_artifact_is_built_once_and_a_followed_training_knows_the_run(recorder, 
 
 
 @pytest.mark.parametrize(
-    ("ends_run", "endings"), [(True, [("FAILED", "toy-1", "promote", "no such model")]), (False, [])]
+    ("ends_run_on_failure", "endings"), [(True, [("FAILED", "toy-1", "promote", "no such model")]), (False, [])]
 )
-def test_failure_of_the_last_step_ends_the_run(recorder, tmp_path, ends_run, endings):
-    with pytest.raises(SystemExit), stage_run("promote", str(tmp_path), ends_run=ends_run):
+def test_failure_of_the_last_step_ends_the_run(recorder, tmp_path, ends_run_on_failure, endings):
+    with pytest.raises(SystemExit), stage_run("promote", str(tmp_path), ends_run_on_failure=ends_run_on_failure):
         raise InputError("no such model")
 
     assert recorder.calls == [("opened", "toy-1"), *endings]
