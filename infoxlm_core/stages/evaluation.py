@@ -45,16 +45,16 @@ def evaluate(
     Args:
         config: evaluation settings.
         corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet. The report includes its report.json.
-        encoders: mapping from model name to Hugging Face directory. The first entry is the model under test. An entry
-            named `start` is compared with it in detail.
+        encoders: mapping from model name to Hugging Face directory. The first entry is the model under test. It is
+            compared in detail with the entry `evidence.PUBLIC_START`, the model before its training, if given.
         classifiers: mapping from encoder name to the directory of its fine-tuned classifier and test.parquet; may be
             empty.
         output: directory for the files.
         hours: costs of the run so far, such as {"cost/cpu_hours/all": 0.5}, for the report.
 
     Returns:
-        Metrics of the model under test, such as `retrieval/served`, as shares from 0 to 1. Metrics of other models have
-        the model's name as prefix.
+        Metrics of the model under test, such as `retrieval/served`. Metrics of other models have the model's name as
+        prefix.
 
     Raises:
         InputError: there are no held-out pairs, a model is missing, or a test set does not match its classifier.
@@ -124,7 +124,7 @@ def _build_record(
     if report_path.is_file():
         corpus_report = user_files.read_json(report_path, dict[str, Any], "prepare again")
     return {
-        "model": next(iter(encoders)),
+        "model": next(iter(encoders)),  # the model under test
         "pivot": questions.pivot,
         "test_set": questions.digest,
         "pairs": counts_by_language,

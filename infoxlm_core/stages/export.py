@@ -85,7 +85,7 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
     trimmed_tokenizer = _trim(encoder, tokenizer_json, settings)
     if trimmed_tokenizer:
         tokenizer_json = trimmed_tokenizer.content
-    # Always write this format: the other formats need its tokenizer.
+    # Always write the files for SentenceTransformers, because the other formats need their tokenizer.
     sentence_transformers.write(encoder, source, output, tokenizer_json)
     texts = _choose_texts(settings, aligned_sentences, trimmed_tokenizer, prefix)
     formats = _write_formats(encoder, settings.formats, output)
@@ -100,7 +100,7 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
         vector=encoder.settings,
         config=encoder.encoder.config,
         max_tokens=any_encoder.read_max_seq_length(output),
-        kept_share=_compute_unchanged_share(trimmed_tokenizer, aligned_sentences, prefix),
+        unchanged_share=_compute_unchanged_share(trimmed_tokenizer, aligned_sentences, prefix),
         measurements=measurements,
         files=FILES,
         text_count=len(texts),
@@ -126,7 +126,7 @@ def _read_aligned_sentences(settings: ExportSettings) -> dict[str, AlignedSenten
 def check_settings(settings: ExportSettings, output: Path) -> None:
     """Raise InputError if a format is unknown or cannot be written, or if the output directory is not empty.
 
-    Commands that train before the export call this function first.
+    Commands that train before they export call this function first.
     """
     for format_name in settings.formats:
         if format_name not in FILES:
@@ -138,7 +138,7 @@ def check_settings(settings: ExportSettings, output: Path) -> None:
 
 
 def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSettings) -> TrimmedTokenizer | None:
-    """Remove tokens that the text or languages do not need from the tokenizer and the embeddings.
+    """Reduce the tokenizer and the embeddings to the tokens that the text or languages need.
 
     Args:
         encoder: the model; its embeddings are changed in place.
@@ -160,7 +160,7 @@ def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSetting
         return None
     # Keep the pieces of prompts, because a prompt's script may differ from that of the text ("query: " and Russian).
     needed_ids |= vocabulary.find_pieces_in_text(tokenizer_json, encoder.settings.prompts.text_by_name.values())
-    pad_id = encoder.encoder.config.pad_token_id or 0  # None if the model has no padding token
+    pad_id = encoder.encoder.config.pad_token_id or 0  # without a padding token, keep only id 0 in place
     trimmed_tokenizer = TrimmedTokenizer(tokenizer_json, needed_ids, pad_id)
     vocabulary.trim_embeddings(encoder, trimmed_tokenizer)
     return trimmed_tokenizer

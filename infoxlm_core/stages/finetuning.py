@@ -121,20 +121,14 @@ def _export(
     """Write the models that the selection rule chooses, with their development scores.
 
     Loading the chosen weights overwrites the learner's module, so training cannot continue afterwards.
-
-    Args:
-        learner: the finished learner.
-        encoder: directory of the original encoder.
-        run: directory of the run, with its curves.
-        output: directory for the models.
-        restore_embeddings: returns a context in which the module has the embeddings of all tokens.
+    `restore_embeddings` returns a context in which the module has the embeddings of all tokens.
     """
     rule = learner.config.selection.rule
     evaluations = learner.best_checkpoints.read_evaluations()
     chosen_steps = learner.best_checkpoints.choose(evaluations, learner.steps)
     for step in dict.fromkeys(chosen_steps.values()):  # several languages may share a step
         directory = selection.directory_of(output, chosen_steps, step)
-        if rule != "last":  # the module already holds the last weights
+        if rule != "last":  # with "last", the module already holds the chosen weights
             learner.best_checkpoints.load(learner.module, step)
         with restore_embeddings():
             task_models.export(learner.module, encoder, directory)

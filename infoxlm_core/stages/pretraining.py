@@ -62,7 +62,7 @@ def pretrain(
         inputs["model.start"] = pretrained.digest_weights(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
     saves_in_background = distributed.device().type == "cuda"  # on CPUs, writing would slow down the steps
-    may_rewind = config.guard.rewinds > 0
+    may_rewind = config.guard.rewinds > 0  # to an earlier checkpoint, if training diverges
     opened_run = run_directory(run, fingerprint, config.checkpoints, track, remote, saves_in_background, may_rewind)
     with opened_run as (checkpoints, tracker):
         metrics = loop.train(
@@ -105,13 +105,7 @@ def _export(
 ) -> None:
     """Write the models `start/` (before training) and `encoder/` (after training) in Hugging Face format.
 
-    Args:
-        config: stage settings.
-        weights: trained weights by name.
-        shards: token shards.
-        inputs: digests of the run's inputs for the manifests.
-        run: directory of the run, with its curves.
-        output: directory for both models.
+    `weights` are the trained weights by name, and `inputs` are digests of the run's inputs for the manifests.
     """
     system = SYSTEMS[config.system]
     model = system.build(config, shards)  # reproduces the weights before training
@@ -134,11 +128,11 @@ def _describe_training_text(config: PretrainingConfig, shards: Shards) -> dict[s
     """Describe the training text for the encoder's manifest, so that evaluations can detect leaked test sets.
 
     Returns:
-        `origin`: the published start model. `reserved`: digests of test sets whose sentences were removed from all
-        training text, including that of the start model. `other_corpora`: the start model's other training corpora,
-        which may contain held-out sentences of this corpus. Empty entries are omitted.
+        `origin`: the published start model. `reserved`: digests of test sets whose sentences were removed from the
+        training text, and from that of a start model trained by this project. `other_corpora`: the start model's other
+        training corpora, which may contain held-out sentences of this corpus. Empty entries are omitted.
     """
-    reserved_files = set(shards.manifest["facts"].get("reserved", ()))
+    reserved_digests = set(shards.manifest["facts"].get("reserved", ()))
     other_corpora: set[str] = set()
     facts: dict[str, Any] = {}
     if config.model.start:
@@ -150,13 +144,13 @@ def _describe_training_text(config: PretrainingConfig, shards: Shards) -> dict[s
         if start_manifest:
             start_facts = start_manifest["facts"]
             # The start model may have seen test sets that only this corpus reserves.
-            reserved_files &= set(start_facts.get("reserved", ()))
+            reserved_digests &= set(start_facts.get("reserved", ()))
             other_corpora = set(start_facts.get("other_corpora", ()))
             if "corpus" in start_manifest["inputs"]:
                 other_corpora.add(start_manifest["inputs"]["corpus"])
             other_corpora.discard(shards.manifest["facts"]["corpus"])
-    if reserved_files:
-        facts["reserved"] = sorted(reserved_files)
+    if reserved_digests:
+        facts["reserved"] = sorted(reserved_digests)
     if other_corpora:
         facts["other_corpora"] = sorted(other_corpora)
     return facts

@@ -114,10 +114,10 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, directory: Path) -
         # XLM-R's tokenizer.json and SentencePiece model differ on a few sentences with two equally good segmentations.
         tokenizer = _write_sentencepiece(_read_model(source_files[0]), directory, corpus, max_different_share=0.001)
     else:
-        # The scores of a new model are rounded, so both segmentations are always equal.
+        # A new model has rounded scores, with which tokenizer.json and SentencePiece split all text alike.
         tokenizer = _write_sentencepiece(_train_model(config, corpus), directory, corpus, max_different_share=0.0)
     vocabulary_size = tokenizer.vocabulary.size
-    if config.vocabulary_size not in (None, vocabulary_size):
+    if config.vocabulary_size is not None and config.vocabulary_size != vocabulary_size:
         raise TokenizerMismatch(
             f"{config.model} gives {vocabulary_size} ids, tokenization.vocabulary_size says {config.vocabulary_size}: "
             f"set it to {vocabulary_size}"
@@ -182,8 +182,8 @@ def _choose_sentence_counts(sentence_counts: np.ndarray, config: TokenizationCon
     """Choose how many sentences of each language to draw, in proportion to its number of sentences ^ alpha.
 
     A sentence is drawn at most `MAX_REPEATS` times, so small languages may have too few sentences for their shares. The
-    total is then reduced until they have enough, but at most by half. A language that would need a larger reduction is
-    disregarded, and gets as many sentences as it can provide.
+    total is then reduced until they have enough, but at most by half. A language that needs a larger reduction does not
+    reduce the total, and gets as many sentences as it can provide.
 
     Args:
         sentence_counts: number of sentences of each language (languages,), at least 1.
@@ -199,7 +199,7 @@ def _choose_sentence_counts(sentence_counts: np.ndarray, config: TokenizationCon
 
 
 def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
-    """Train a SentencePiece unigram model on the corpus, with rounded scores for an exact copy in tokenizer.json."""
+    """Train a SentencePiece unigram model. Round its scores, so that tokenizer.json splits all text as it does."""
     sentences = _draw_sentences(config, corpus)
     model = io.BytesIO()
     try:

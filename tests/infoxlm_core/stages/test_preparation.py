@@ -292,7 +292,7 @@ def test_labelled_text_with_fewer_than_two_labels_is_refused(tmp_path, pairs, co
     config = PreparationConfig(languages=("en", "de"), corpora=sources, labelled_share=0.2)
     preparation.prepare(config, tmp_path / "out", Folder(str(tmp_path / "work")))
 
-    with pytest.raises(CorpusTooSmall, match=f"labelled_share .* but has those of {corpora} .*: set it to 0"):
+    with pytest.raises(CorpusTooSmall, match=rf"but has them from \d \({corpora}\)\. .*: set labelled_share to 0"):
         preparation.check_labels(config, tmp_path / "out")
 
 
