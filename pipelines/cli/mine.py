@@ -71,7 +71,7 @@ def mine(
     files.check_output(output)
     codes = files.check_languages(split_list(languages)) if languages else files.infer_languages((source, target))
     corpus = mining.read_corpus((source, target), calibrate, codes)
-    neighbours.check_size(len(corpus.sources.texts), len(corpus.targets.texts))
+    neighbours.check_faiss_if_large(len(corpus.sources.texts), len(corpus.targets.texts))
     directory = model_registry.load_encoder(model, artifacts.local_directory(store))
     embedder = embedding.load_embedder(directory, prefix=prefix)
     model_digest = manifests.digest_files(directory)  # a key of the stored vectors

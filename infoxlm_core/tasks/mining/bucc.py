@@ -40,7 +40,7 @@ class SetFiles(NamedTuple):
 
 
 def find_sets(directory: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
-    """Find the files of every set whose NAME contains `name`. Return a mapping from the source language to files.
+    """Find the files of every set (NAME.gold, …) whose NAME contains `name`. Return them by source language.
 
     Raises:
         InputError: the directory has no such set, a file is missing, or two sets have the same language.
@@ -91,7 +91,7 @@ def read_set(files: SetFiles) -> MiningSet:
             gold.add((row_of_source[second_id], row_of_target[first_id]))
         else:
             raise InputError(
-                f"{files.gold}:{line_number}: no sentences {first_id!r:.60} and {second_id!r:.60} in its files"
+                f"{files.gold}:{line_number}: no sentences {first_id!r:.60} and {second_id!r:.60} in the set's files"
             )
     return MiningSet(sources, targets, frozenset(gold))
 

@@ -49,7 +49,7 @@ def estimate(search: Search, matches: Matches) -> Curves:
     num_pairs = _count_at_least(matches.margins, thresholds)
     num_planted = search.num_planted
 
-    # The first matching may match planted lines with their translations.
+    # The first matching treats planted lines as lines of the files (num_planted=0), so translations may match.
     first = match_lines(search._replace(num_planted=0))
     source_pairs = first.sources - search.num_sources  # index of the planted pair; negative for the file's lines
     target_pairs = first.targets - search.num_targets
@@ -60,7 +60,7 @@ def estimate(search: Search, matches: Matches) -> Curves:
     mismatched_sources = _estimate_share(first.margins[is_wrong_source], thresholds, num_planted)
     mismatched_targets = _estimate_share(first.margins[is_wrong_target], thresholds, num_planted)
 
-    # The second matching must not match them with their translations, so that every match of a planted line is false.
+    # The second matching must not match planted lines with their translations, so that all their matches are false.
     second = match_lines(_exclude_planted_translations(search))
     is_planted_source = second.sources >= search.num_sources
     is_planted_target = second.targets >= search.num_targets
@@ -69,7 +69,7 @@ def estimate(search: Search, matches: Matches) -> Curves:
 
     wrong_by_sources = bound_wrong_pairs(num_pairs, search.num_sources, false_sources, mismatched_sources, num_planted)
     wrong_by_targets = bound_wrong_pairs(num_pairs, search.num_targets, false_targets, mismatched_targets, num_planted)
-    num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # the mean of two estimates of the same number
+    num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # the mean of two bounds on the same number
     precision = np.clip(1 - num_wrong / num_pairs, 0, 1)
     return Curves(thresholds, num_pairs, precision, recall)
 
@@ -85,20 +85,21 @@ def bound_wrong_pairs(
 ) -> np.ndarray:
     """Return an upper bound on the number of wrong pairs at each of N thresholds.
 
-    Suppose that T of a file's `num_lines` lines have a translation in the other file. A match is wrong if the line has
-    no translation, or if the match is not its translation:
+    Suppose that T of a file's `num_lines` lines have a translation in the other file. The match of a line is wrong if
+    the line has no translation, or if it is matched with another line:
 
         wrong = (num_lines - T) * false_shares + T * mismatched_shares
 
-    T is unknown, but has a lower bound. A line with a translation is in at most one pair, so that
+    Where `false_shares` exceeds `mismatched_shares`, a lower bound of T gives an upper bound of `wrong`. A line with a
+    translation is in at most one pair, so that
 
         num_pairs <= T + (num_lines - T) * false_shares
 
-    This inequality is solved for T at every threshold, and the largest solution is used. The method assumes that lines
-    without a translation are matched as often as planted lines. It assumes nothing about the recall.
+    Solving this inequality gives a lower bound of T at every threshold. The largest is used. The method assumes that
+    lines without a translation are matched as often as planted lines. It assumes nothing about the recall.
 
-    `false_shares` has a sampling error. The inequality is therefore solved with two standard errors added, and only
-    where the sum is at most `MAX_FALSE_SHARE`. Otherwise, the largest solution would often be a sampling error.
+    `false_shares` has a sampling error, so two standard errors are added to it in the inequality. Thresholds where this
+    sum exceeds `MAX_FALSE_SHARE` are ignored. Otherwise, the largest bound would often be a sampling error.
 
     Args:
         num_pairs: (N,) number of mined pairs.

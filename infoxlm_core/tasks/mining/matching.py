@@ -49,9 +49,9 @@ def match_lines(search: Search) -> Matches:
 
 
 def remove_excluded(neighbours: Neighbours, excluded_rows: np.ndarray) -> Neighbours:
-    """Remove an excluded row (or -1) from the k neighbours of each of N vectors, so that k - 1 neighbours remain.
+    """Remove one of the k neighbours of each of N vectors: the vector's excluded row or else the farthest neighbour.
 
-    If the excluded row is not a neighbour, the farthest neighbour is removed instead.
+    `excluded_rows` (N,) is -1 for vectors without an excluded row.
     """
     is_excluded = neighbours.rows == excluded_rows[:, None]  # (N, k)
     order = np.argsort(is_excluded, axis=1, kind="stable")  # moves the excluded neighbour to the end
@@ -64,13 +64,8 @@ def remove_excluded(neighbours: Neighbours, excluded_rows: np.ndarray) -> Neighb
 def match_greedily(forward: Neighbours, backward: Neighbours, num_sources: int, num_targets: int) -> Matches:
     """Match the first `num_sources` sources with the first `num_targets` targets, in descending order of margin.
 
-    All further sources and targets are planted lines, which affect the margins but are not matched.
-
-    Args:
-        forward: the nearest targets of each source.
-        backward: the nearest sources of each target.
-        num_sources: number of sources to match.
-        num_targets: number of targets to match.
+    All further sources and targets are planted lines, which affect the margins but are not matched. `forward` has the
+    nearest targets of each source, and `backward` has the nearest sources of each target.
     """
     source_means = forward.cosines.mean(axis=1)
     target_means = backward.cosines.mean(axis=1)
@@ -83,15 +78,15 @@ def match_greedily(forward: Neighbours, backward: Neighbours, num_sources: int, 
     is_source_matched = np.zeros(num_sources, bool)
     is_target_matched = np.zeros(num_targets, bool)
     matches = []
-    # A line without a candidate has the margin -inf.
-    for candidate in order[np.isfinite(margins[order])].tolist():
-        source = sources[candidate]
-        target = targets[candidate]
+    # A line whose neighbours are all planted lines has the margin -inf.
+    for pair_index in order[np.isfinite(margins[order])].tolist():
+        source = sources[pair_index]
+        target = targets[pair_index]
         if is_source_matched[source] or is_target_matched[target]:
             continue
         is_source_matched[source] = True
         is_target_matched[target] = True
-        matches.append(candidate)
+        matches.append(pair_index)
     return Matches(margins[matches], sources[matches], targets[matches])
 
 
@@ -104,12 +99,12 @@ def _find_best_margins(
         neighbours: the nearest candidates of each query.
         query_means: mean cosine between each query and its neighbours.
         candidate_means: mean cosine between each candidate and its neighbours.
-        num_queries: number of queries to match; all further queries are planted lines.
-        num_candidates: number of candidates to choose from; all further candidates are planted lines. A query without
-            a neighbour to choose from has the margin -inf.
+        num_queries: number of queries to match; later queries are planted lines.
+        num_candidates: number of candidates to choose from; later candidates are planted lines.
 
     Returns:
-        The margins and the candidates' rows, both (num_queries,).
+        The margins and the candidates' rows, both (num_queries,). The margin is -inf if all neighbours of the query are
+        planted lines.
     """
     cosines = neighbours.cosines[:num_queries]  # (num_queries, k)
     rows = neighbours.rows[:num_queries]  # (num_queries, k)

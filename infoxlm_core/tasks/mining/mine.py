@@ -56,7 +56,7 @@ def read_corpus(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePai
     sources = files.read_distinct(paths[0])
     targets = files.read_distinct(paths[1])
     if pairs is None:
-        return Corpus(sources, targets, [], 0)
+        return Corpus(sources, targets, planted=[], num_skipped=0)
     candidates = files.read_pairs(pairs, codes)
     planted = _select_planted(candidates, {*sources.texts, *targets.texts})
     if len(planted) < calibration.FEWEST_PAIRS:
@@ -64,7 +64,7 @@ def read_corpus(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePai
             f"{pairs}: only {len(planted)} of {len(candidates)} pairs are neither in the files nor repeated: give at "
             f"least {calibration.FEWEST_PAIRS} such pairs for --calibrate"
         )
-    return Corpus(sources, targets, planted, len(candidates) - len(planted))
+    return Corpus(sources, targets, planted, num_skipped=len(candidates) - len(planted))
 
 
 def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) -> list[tuple[str, str]]:
@@ -112,7 +112,7 @@ def mine_pairs(
 
 
 def _find_neighbours(corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path) -> Search:
-    """Embed the files' lines and the planted lines, and find their neighbours. Exclude equal texts from matching."""
+    """Embed the files' lines and planted translations, and find their neighbours. Exclude equal texts from matching."""
     source_texts = [corpus.sources.texts]
     target_texts = [corpus.targets.texts]
     if corpus.planted:

@@ -23,7 +23,7 @@ VectorArrays = Sequence[np.ndarray]  # arrays (N_i, d) with consecutive row numb
 MAX_EXACT = 300_000  # largest number of vectors per set for the exact search: 20 minutes on one core with d = 384
 MAX_NEIGHBOURS = NEIGHBOURS + 1  # the margin needs one fewer, but an equal text or a translation may be removed
 BLOCK = 2048  # vectors of each set to compare at a time; affects memory and speed, not the result
-TRAINING_VECTORS = 50  # training vectors per index cell
+TRAINING_VECTORS_PER_CELL = 50
 PROBED_CELLS = 128  # index cells to search per query
 
 
@@ -44,7 +44,7 @@ def find_neighbours(sources: VectorArrays, targets: VectorArrays) -> tuple[Neigh
     return _search_index(sources, targets), _search_index(targets, sources)
 
 
-def check_size(*num_vectors: int) -> None:
+def check_faiss_if_large(*num_vectors: int) -> None:
     """Raise InputError if sets of these sizes need faiss and it is not installed."""
     if max(num_vectors) > MAX_EXACT and not importlib.util.find_spec("faiss"):
         raise InputError(
@@ -137,12 +137,12 @@ def _build_index(vectors: VectorArrays) -> "faiss.IndexIVF":
 
     num_vectors = _count(vectors)
     recommended_cells = round(16 * math.sqrt(num_vectors))  # FAISS recommends 4 to 16 times the square root
-    num_cells = max(1, min(recommended_cells, num_vectors // TRAINING_VECTORS))
+    num_cells = max(1, min(recommended_cells, num_vectors // TRAINING_VECTORS_PER_CELL))
     dimension = vectors[0].shape[1]
     index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatIP(dimension), dimension, num_cells, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
     )
-    index.train(_draw_rows(vectors, num_cells * TRAINING_VECTORS))
+    index.train(_draw_rows(vectors, num_cells * TRAINING_VECTORS_PER_CELL))
     for _, block in _read_blocks(vectors):
         index.add(block.numpy())
     return index

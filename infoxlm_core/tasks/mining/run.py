@@ -22,7 +22,7 @@ from infoxlm_core.tasks.embedding import Embedder, load_embedder
 from infoxlm_core.tasks.mining import bucc
 from infoxlm_core.tasks.mining.bucc import MiningSet
 from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
-from infoxlm_core.tasks.mining.neighbours import check_size, find_neighbours
+from infoxlm_core.tasks.mining.neighbours import check_faiss_if_large, find_neighbours
 from infoxlm_core.tasks.mining.task import MiningConfig
 from infoxlm_core.tasks.scores import Scores, mean_over
 
@@ -46,7 +46,7 @@ def read_sets(config: MiningConfig) -> dict[str, MiningSet]:
     sets = {}
     for language, files in bucc.find_sets(Path(config.data), config.pivot, config.name).items():
         mining_set = bucc.read_set(files)
-        check_size(len(mining_set.sources.ids), len(mining_set.targets.ids))
+        check_faiss_if_large(len(mining_set.sources.ids), len(mining_set.targets.ids))
         sets[language] = mining_set
     return sets
 
@@ -122,7 +122,7 @@ def split_into_halves(mining_set: MiningSet, matches: Matches) -> tuple[MatchedH
     Raises:
         InputError: a half has no gold pair.
     """
-    # By a checksum of its id, a sentence stays in its half even if the set changes.
+    # The half depends only on a checksum of the sentence's id, so a sentence stays in its half if the set changes.
     half_of_source = np.array([zlib.crc32(source_id.encode()) % 2 for source_id in mining_set.sources.ids])
     pairs = zip(matches.sources.tolist(), matches.targets.tolist(), strict=True)
     is_gold = np.array([pair in mining_set.gold for pair in pairs], dtype=bool)

@@ -5,7 +5,7 @@ import pytest
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.mining import neighbours
-from infoxlm_core.tasks.mining.neighbours import check_size, find_neighbours
+from infoxlm_core.tasks.mining.neighbours import check_faiss_if_large, find_neighbours
 
 
 def draw_vectors(count: int, seed: int) -> np.ndarray:
@@ -56,7 +56,7 @@ def test_an_index_finds_almost_all_neighbours(monkeypatch):
 def test_all_cells_are_searched_if_the_probed_ones_have_too_few_vectors(monkeypatch):
     pytest.importorskip("faiss")
     monkeypatch.setattr(neighbours, "MAX_EXACT", 100)
-    monkeypatch.setattr(neighbours, "TRAINING_VECTORS", 4)  # 125 cells of about 4 vectors
+    monkeypatch.setattr(neighbours, "TRAINING_VECTORS_PER_CELL", 4)  # 125 cells of about 4 vectors
     monkeypatch.setattr(neighbours, "PROBED_CELLS", 1)
 
     for nearest in find_neighbours([draw_vectors(500, 1)], [draw_vectors(500, 2)]):
@@ -67,7 +67,7 @@ def test_all_cells_are_searched_if_the_probed_ones_have_too_few_vectors(monkeypa
 
 def test_large_sets_without_the_library_of_the_index_are_refused(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    check_size(300_000, 2)
+    check_faiss_if_large(300_000, 2)
 
     with pytest.raises(InputError, match=r"300,001 sentences are more .* install infoxlm-pipeline\[mining\]"):
-        check_size(2, 300_001)
+        check_faiss_if_large(2, 300_001)
