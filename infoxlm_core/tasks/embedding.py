@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from infoxlm_core.model.huggingface.any_encoder import Model
 
 Features = list[dict[str, list[int]]]
-POOLINGS = ("mean", "cls")  # the paper's poolings; every evaluation measures them at every layer
+POOLINGS = ("mean", "cls")  # the poolings of the InfoXLM paper; every evaluation measures them at every layer
 ALL_POOLINGS = (*POOLINGS, "mean_no_special", "contrast")
 TOKENS_PER_TEXT = 256  # a batch has at most `batch_size` times this many tokens, so that long texts fit into memory
 LEAST_FILLED = 0.8  # smallest ratio of the shortest to the longest text of a batch, in tokens
@@ -64,7 +64,7 @@ def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_token
 def iterate_batches(
     model: "Model", tokenizer: Tokenizer, features: Features, batch_size: int, language: str | None = None
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Yield pairs of text indices and a padded batch. Texts of similar length share a batch, the longest first.
+    """Yield each batch's text indices and padded inputs. Texts of similar length share a batch, the longest first.
 
     Args:
         model: model that determines the batches' device and language ids.
@@ -182,7 +182,7 @@ class VectorEncoder:
             return mean_pool(hidden, mask)
         if pooling == "mean_no_special":
             return mean_pool(hidden, word_mask)
-        contrast = read_contrast_settings(self.model.config)
+        contrast = read_contrast_settings(self.model.config)  # for the remaining pooling, `contrast`
         assert contrast and self.projection is not None  # noqa: S101 - `load_projection` checks both
         vectors = self._pool(hidden, contrast.pooling, mask, word_mask)
         return project(vectors, self.projection, self.model.config.infoxlm["normalise"])

@@ -23,7 +23,7 @@ from infoxlm_core.tasks.retrieval.nearest import accuracy, find_nearest_in_both_
 
 EmbedFunction = Callable[[Sequence[str]], Tensor]  # N texts -> vectors (N, d)
 
-PASSES = 3  # number of timed passes over the texts; the fastest counts
+PASSES = 3  # number of timed passes over the texts; only the fastest is used
 ORIGINAL = "original"
 
 
@@ -117,8 +117,8 @@ def _measure_megabytes(paths: Sequence[Path]) -> float:
 def _measure_speeds(functions: Sequence[VectorFunction], tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
     """Measure each format's speed in sentences per second.
 
-    The formats take turns, so that other work on the machine slows all formats alike. The fastest of `PASSES` passes
-    over the texts counts, because it is the least disturbed.
+    The formats take turns, so that other work on the machine slows all formats alike. Only the fastest of `PASSES`
+    passes over the texts is used, because it is the least disturbed.
     """
     fastest_seconds = [math.inf] * len(functions)
     for _ in range(PASSES):

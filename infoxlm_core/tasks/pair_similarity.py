@@ -19,7 +19,7 @@ _embedder_of_process: dict[str, Embedder] = {}  # path or URI of an encoder -> e
 
 
 def measure(job: Job, part_number: int) -> Record:
-    """Write the cosine between the source and target of each training pair in one part of the corpus.
+    """Write the cosine between source and target of a part's training pairs, except pairs that other filters drop.
 
     Chunks, batches and the number of threads are fixed, so that the results do not depend on the number of workers, bit
     for bit. On another type of processor, the last bits may differ. This matters only for pairs whose cosine is very

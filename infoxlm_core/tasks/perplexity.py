@@ -45,7 +45,7 @@ class Perplexity(Task[EvaluationConfig]):
     unit: ClassVar[str] = "sentences"
 
     def measure_held_out(self, questions: Questions, model: Path, config: EvaluationConfig) -> Scores | None:
-        """Measure the perplexity in each language. Return None if the model has no masked-language-model head."""
+        """Measure the perplexity in each language. Return None if the model cannot predict masked tokens."""
         if not has_language_model_head(model) or tokenizers.load(model).mask_token_id is None:
             return None
         encoder, tokenizer = load_encoder(model)
@@ -78,14 +78,8 @@ def compute_perplexity(
 ) -> float:
     """Compute a masked language model's perplexity on sentences. Return NaN if all sentences are empty.
 
-    Args:
-        model: the masked language model.
-        tokenizer: the model's tokenizer.
-        sentences: sentences to mask once each.
-        batch_size: sentences per forward pass.
-        max_tokens: maximum length of a sentence; longer sentences are truncated.
-        seed: random seed for choosing the masked tokens.
-        language: language code of the sentences, for models with language embeddings.
+    Each sentence is truncated to `max_tokens` and masked once. `seed` determines the choice of masked tokens, and
+    `language` is for models with language embeddings.
     """
     features = encode(model, tokenizer, sentences, max_tokens)
     masked_sentences = _mask_sentences(tokenizer, features, seed)

@@ -80,12 +80,12 @@ def draw_questions(corpus: Path, model: Path, config: EvaluationConfig) -> Quest
 def draw_pairs(pairs: Pairs, config: EvaluationConfig) -> Pairs:
     """Draw pairs without repeated sentences (ignoring case), so that every question has one right answer.
 
-    All languages use the same order of pivot sentences, and therefore share most questions.
+    All languages use the same random order of the sources (the pivot sentences), and therefore share most questions.
     """
     drawn: Pairs = []
     drawn_sources: set[str] = set()
     drawn_targets: set[str] = set()
-    for source, target in sorted(pairs, key=lambda pair: _make_sort_key(config.seed, pair[0])):
+    for source, target in sorted(pairs, key=lambda pair: _hash_with_seed(config.seed, pair[0])):
         source_key = source.casefold()
         target_key = target.casefold()
         if source_key not in drawn_sources and target_key not in drawn_targets:
@@ -105,7 +105,7 @@ def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: Evaluation
         sentences_by_language[language] = {target for _, target in pairs}
     drawn = {}
     for language, sentences in sentences_by_language.items():
-        shuffled = sorted(sentences, key=lambda text: _make_sort_key(config.seed, text))
+        shuffled = sorted(sentences, key=lambda text: _hash_with_seed(config.seed, text))
         drawn[language] = shuffled[: config.perplexity_sentences]
     return drawn
 
@@ -128,20 +128,20 @@ def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dic
             texts.update(text for (text,) in first_rows if text)
         if not texts:
             return {}
-        drawn[language] = sorted(texts, key=lambda text: _make_sort_key(seed, text))[:CENTRE_SENTENCES]
+        drawn[language] = sorted(texts, key=lambda text: _hash_with_seed(seed, text))[:CENTRE_SENTENCES]
     return drawn
 
 
-def _make_sort_key(seed: int, text: str) -> bytes:
-    """Return a text's sort key in a random order that depends only on the seed and the text."""
+def _hash_with_seed(seed: int, text: str) -> bytes:
+    """Return a digest of a text and the seed. Sorting by it gives a random order that is the same in every run."""
     return hashlib.sha256(f"{seed}/{text}".encode()).digest()
 
 
 def mark_unshared(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor:
     """Return a mask (N,) of the pairs whose two sentences have no token in common.
 
-    Copied names, numbers or placeholders do not help to find such pairs. Only tokens with a letter or digit count,
-    because nearly all pairs share punctuation and spaces.
+    A model cannot find such translations by copied names, numbers or placeholders. Only tokens with a letter or digit
+    count, because nearly all pairs share punctuation and spaces.
     """
     options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": max_tokens}
     ids_of_sources = tokenizer([source for source, _ in pairs], **options)["input_ids"]
@@ -171,7 +171,7 @@ def tabulate_outcomes(
     return pd.DataFrame(
         {
             "task": task,
-            "place": vector,
+            "place": vector,  # the column's name in items.parquet
             "language": language,
             "direction": direction,
             "question": question_ids,

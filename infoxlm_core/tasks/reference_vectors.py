@@ -178,7 +178,7 @@ def check_with_transformers(directory: Path, name: str, python: str = sys.execut
         "sentences": [reference.prefix + sentence for sentence in reference.sentences],
     }
     result = _run_plain_transformers(python, request, name)
-    # The process reports which of this project's packages it could not import. They must be all.
+    # The process reports which of this project's packages it was unable to import. It must be all of them.
     if len(result["blocked"]) != len(plain_transformers.BLOCKED_PACKAGES):
         raise InputError(f"{python} could import this project, although it must use transformers alone")
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())

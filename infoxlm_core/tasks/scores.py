@@ -41,7 +41,7 @@ class Scores:
         Args:
             task: name of the task.
             languages: scores by language and metric.
-            source: source language of the transfer gap.
+            source: the language with which the transfer gap compares all others.
             models: directory of the fine-tuned models, with their development scores and selection; None: no models.
             **other_fields: the remaining fields of the class.
         """
@@ -74,7 +74,7 @@ class Scores:
         missing_fields = [name for name in required if not values.get(name)]
         if missing_fields:
             raise InputError(f"{where} has no {', '.join(missing_fields)}. Measure the model again.")
-        # `to_dict` writes the details beside the fields, and no outcomes.
+        # `to_dict` writes the details beside the fields, and does not write the outcomes.
         field_names = set(cls.__dataclass_fields__) - {"details", "outcomes"}
         fields = {name: value for name, value in values.items() if name in field_names}
         details = {name: value for name, value in values.items() if name not in field_names}
@@ -101,7 +101,7 @@ def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
 
 
 def summarise_mixed(scores_by_pair: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> dict[str, Any]:
-    """Return the scores of each language pair, and their means within a language and across two languages.
+    """Return each language pair's scores (`cells`), and the means within a language and across two languages.
 
     Args:
         scores_by_pair: scores by (language of premise or paragraph, language of hypothesis or question).

@@ -54,7 +54,7 @@ class Task(Generic[Settings]):
     settings: type[Settings]
     metrics: ClassVar[tuple[str, ...]]  # the first metric appears in figures and selects grid points
     unit: ClassVar[str] = "questions"  # unit of `Scores.counts`
-    order: ClassVar[Sequence[str]] = ()  # language codes in the order of the paper's table
+    order: ClassVar[Sequence[str]] = ()  # language codes in the order of the InfoXLM paper's table
     tables: ClassVar[tuple[str, ...]] = ()  # names of published tables that a suite may show next to our scores
     presets: ClassVar[Mapping[str, Preset]] = {}  # presets by their name on the command line of `evaluate`
     head: ClassVar[Head | None] = None  # the head to fine-tune; None if the task needs no fine-tuning
@@ -146,8 +146,8 @@ class Task(Generic[Settings]):
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
         """Return whether the trained weights depend on the number of workers.
 
-        They do if each worker draws the dropout masks of its own tokens, as the encoder, token-classification heads and
-        models in Hugging Face's code do.
+        They do if each worker draws the dropout masks of its own tokens. The encoder and token-classification heads do
+        so, and all heads of models that run in Hugging Face's code because they cannot run on packed batches.
         """
         from infoxlm_core.model.huggingface import pretrained
 
@@ -203,21 +203,22 @@ class Task(Generic[Settings]):
 
         Args:
             scores: the scores to name.
-            settings: settings of `measure`, or the `Questions` of an evaluation.
+            settings: settings of `measure`, or the `Questions` of an evaluation; used by subclasses only.
             prefix: first part of every name.
         """
         values: dict[str, Any] = self._name_shared_metrics(scores, prefix)
-        has_one_metric = len(self.metrics) == 1
         for metric in self.metrics:
-            metric_prefix = prefix if has_one_metric else f"{prefix}/{metric}"
-            mean_name = f"{prefix}/mean" if has_one_metric else metric_prefix
+            if len(self.metrics) == 1:
+                metric_prefix, mean_name = prefix, f"{prefix}/mean"
+            else:
+                metric_prefix = mean_name = f"{prefix}/{metric}"
             values[mean_name] = scores.mean[metric]
             for language, language_scores in scores.languages.items():
                 values[f"{metric_prefix}/{language}"] = language_scores[metric]
         return select_finite(values)
 
     def _name_shared_metrics(self, scores: Scores, prefix: str) -> dict[str, Any]:
-        """Return the metrics shared by all tasks: development score, transfer gap, and means of mixed languages."""
+        """Return the metrics of all tasks: development score, transfer gap, and means within and across languages."""
         values: dict[str, Any] = {}
         if scores.dev:
             values[f"{prefix}/dev"] = scores.dev.get("mean")
@@ -246,10 +247,7 @@ class SelectedModel(NamedTuple):
 def load_selected_models(models: Path, head: Head, languages: Iterable[str]) -> Iterator[SelectedModel]:
     """Yield the fine-tuned models selected for the languages, each loaded only when it is needed.
 
-    Args:
-        models: directory of the fine-tuned models.
-        head: head of the models.
-        languages: languages to cover; languages with the same selected model are yielded together.
+    Languages with the same selected model are yielded together.
     """
     from infoxlm_core.model import task_models
 

@@ -30,13 +30,13 @@ def find_unreserved_files(encoder: Path, test_files: Iterable[Path], corpus: Pat
     Args:
         encoder: directory of the encoder.
         test_files: the test files.
-        corpus: the prepared corpus whose held-out text the test files contain, if any.
+        corpus: prepared corpus from which the test files come; None for other test files.
     """
     manifest = load_pretraining_manifest(encoder)
     if manifest is None:
         return []
     facts = manifest["facts"]
-    # Held-out text was removed from the training text of its own corpus, but not of the start model's `other_corpora`.
+    # Held-out text was removed from its own corpus's training text, but not from the start model's `other_corpora`.
     if corpus and (corpus / manifests.NAME).is_file() and not facts.get("other_corpora"):
         corpus_digest = manifests.load(corpus)["digest"]
         if corpus_digest and corpus_digest == manifest["inputs"].get("corpus"):

@@ -49,7 +49,7 @@ class LabelledFile(NamedTuple):
 
 
 def find_labelled_files(path: Path) -> list[LabelledFile]:
-    """Find labelled files: the path itself, or every file of a directory with a split in its name.
+    """Find labelled files: the path itself or, in a directory, every file whose name contains a split.
 
     Raises:
         InputError: the path does not exist, its format is not supported, or no file name in the directory has a split.
@@ -110,7 +110,7 @@ def read_columns(path: Path, column_names: Collection[str]) -> pd.DataFrame:
             f"{path}: not readable ({one_line(error)}). Quote the text, and put each sentence into one cell."
         ) from None
     except (ValueError, OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: not readable ({one_line(error)}). Save it as UTF-8.") from None
+        raise InputError(f"{path}: not readable ({one_line(error)}). Save it as UTF-8 or copy it again.") from None
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -159,7 +159,7 @@ def _read_cells(path: Path) -> pd.DataFrame:
         for row in reader:
             if rows and len(row) != len(rows[0]):
                 lengths = f"{len(row)} fields, but the first row has {len(rows[0])}"
-                raise InputError(f"{path}:{reader.line_num}: {lengths}. Quote the text.")
+                raise InputError(f"{path}:{reader.line_num}: {lengths}. Quote the text (CSV) or remove its tabs (TSV).")
             rows.append(row)
             line_numbers.append(reader.line_num)
     num_columns = len(rows[0]) if rows else 0

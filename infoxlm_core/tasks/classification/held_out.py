@@ -23,7 +23,7 @@ def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
 
     Args:
         directory: the classifier's directory.
-        source: the source language of the transfer gap.
+        source: the language with which the transfer gap compares all others.
         config: the batch size and the maximum text length.
     """
     rows = read_test_set(directory)

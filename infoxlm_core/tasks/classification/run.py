@@ -62,11 +62,7 @@ def predict(classifier: TaskModel, examples: Examples, batch_tokens: int = BATCH
 def predict_rows(models: Path, table: pd.DataFrame, max_tokens: int, batch_tokens: int = BATCH_TOKENS) -> pd.Series:
     """Predict each row's label with the model selected for the row's language.
 
-    Args:
-        models: directory of the fine-tuned models.
-        table: the rows to classify.
-        max_tokens: maximum length of a text; longer texts are truncated.
-        batch_tokens: number of tokens per forward pass.
+    Texts are truncated to `max_tokens`. A forward pass has at most `batch_tokens` tokens.
     """
     predictions = pd.Series("", index=table.index, dtype="string")
     for directory, classifier, languages in load_selected_models(models, HEAD, table["language"].unique()):
@@ -152,16 +148,16 @@ def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
     """
     # A classifier trained elsewhere may spell its labels differently from the test rows, whose labels are normalised.
     classifier_labels = padded.read_labels(padded.load_config(models))
-    spelling_of_label = normalise_labels(classifier_labels, str(models))
+    normalised_by_label = normalise_labels(classifier_labels, str(models))
     source = two_letters(config.train_languages[0])
     test = read_test(config).drop(columns="split")
-    test = drop_unknown_labels(test, list(spelling_of_label.values()), "test")
+    test = drop_unknown_labels(test, list(normalised_by_label.values()), "test")
     rows_by_language = split_by_language(test)
     if config.mixed:
         check_aligned(rows_by_language)
     # The model for the source language also reads the translations, because they are in the source language.
     texts = test.assign(language=source) if config.translated_test else test
-    test["predicted"] = predict_rows(models, texts, config.max_tokens).map(spelling_of_label)
+    test["predicted"] = predict_rows(models, texts, config.max_tokens).map(normalised_by_label)
     output.mkdir(parents=True, exist_ok=True)
     test.to_parquet(output / "predictions.parquet", index=False)
     accuracies = accuracy_by_language(test["predicted"], test["label"], test["language"])
@@ -172,7 +168,7 @@ def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
         models,
         counts={language: len(rows) for language, rows in rows_by_language.items()},
         test_set=manifests.digest({language: rows.to_dict("list") for language, rows in rows_by_language.items()}),
-        mixed=_score_mixed(config, models, rows_by_language, spelling_of_label, accuracies) if config.mixed else None,
+        mixed=_score_mixed(config, models, rows_by_language, normalised_by_label, accuracies) if config.mixed else None,
     )
 
 
@@ -210,7 +206,7 @@ def _score_mixed(
     config: ClassificationConfig,
     models: Path,
     rows_by_language: Mapping[str, pd.DataFrame],
-    spelling_of_label: Mapping[str, str],
+    normalised_by_label: Mapping[str, str],
     accuracies: Mapping[str, float],
 ) -> dict[str, Any]:
     """Score premises in one language with hypotheses in another (InfoXLM, section 6).
@@ -219,7 +215,7 @@ def _score_mixed(
         config: the task's settings.
         models: directory of the fine-tuned models; the model for the premise's language predicts.
         rows_by_language: mapping from language to test rows.
-        spelling_of_label: mapping from the classifier's labels to the spelling in the test rows.
+        normalised_by_label: mapping from the classifier's labels to their spelling in the test rows.
         accuracies: accuracy by language for premises and hypotheses in the same language.
     """
     scores_by_pair = {(language, language): {"accuracy": accuracy} for language, accuracy in accuracies.items()}
@@ -231,7 +227,7 @@ def _score_mixed(
                 tables.append(premises.assign(**hypothesis_columns))
         # Predicting all hypothesis languages together loads each model only once.
         table = pd.concat(tables, ignore_index=True)
-        predictions = predict_rows(models, table, config.max_tokens).map(spelling_of_label)
+        predictions = predict_rows(models, table, config.max_tokens).map(normalised_by_label)
         mixed_accuracies = accuracy_by_language(predictions, table["label"], table["hypothesis_language"])
         for hypothesis_language, accuracy in mixed_accuracies.items():
             scores_by_pair[premise_language, hypothesis_language] = {"accuracy": accuracy}

@@ -31,9 +31,9 @@ def read_labelled(
 ) -> pd.DataFrame:
     """Read the rows of the given splits into one table of strings with the columns `COLUMNS`.
 
-    Language codes are shortened to two letters where possible, and inference labels get one spelling. If no row has a
-    split, about a tenth of the rows is drawn as the test set. Files are skipped if their name contains another split,
-    or a language without training.
+    Language codes are shortened to two letters where possible. Labels of natural language inference get one spelling.
+    If no row has a split, about a tenth of the rows is drawn as the test set. Files are skipped if their names show
+    another split, or training text in a language that is not in `train_languages`.
 
     Args:
         config: settings that name the files and columns.
@@ -51,7 +51,7 @@ def read_labelled(
             f"{', '.join(config.train_languages)}). Name files like test-en.tsv."
         )
     table = _join_files(needed_files, config)
-    # Skipped files have a split in their names.
+    # A skipped file has a split in its name, so then no split is drawn.
     has_no_split = len(needed_files) == len(files) and table["split"].isna().all()
     if has_no_split and len(table):
         table["split"] = _draw_split(table, files, config.split)
@@ -101,7 +101,7 @@ def _draw_split(table: pd.DataFrame, files: Sequence[LabelledFile], split_column
     """Draw the split of each row, `test` with probability `TEST_SHARE` and otherwise `train`.
 
     All translations of a row get the same split. A test row that translates a training row would measure memorization.
-    For this purpose, row i of each language must translate row i of every other language.
+    Translations are found by position: row i of each language must translate row i of every other language.
 
     Raises:
         InputError: the languages differ in their number of rows or in their labels.
@@ -173,7 +173,7 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
         raise InputError(f"{text_path} has single texts, but {pair_path} has pairs. Give labelled files of one kind.")
     rows = pd.concat(tables, ignore_index=True)
     directories = ", ".join(sorted({str(file.path.parent) for file in files}))
-    spelling_of_label = normalise_labels(rows["label"].unique(), directories)
+    normalised_by_label = normalise_labels(rows["label"].unique(), directories)
     languages = rows["language"].unique()
     for language in languages:
         if not _LANGUAGE.fullmatch(language):  # the names of scores, files and figures contain the code
@@ -181,14 +181,14 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
                 f"{_join_paths(files)}: {language!r:.80} is not a language code. Write it like de, deu_Latn or zh-CN."
             )
     return rows.assign(
-        label=rows["label"].map(spelling_of_label).astype("string"),
+        label=rows["label"].map(normalised_by_label).astype("string"),
         language=rows["language"].map(shorten_codes(languages)).astype("string"),
     )
 
 
 def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame:
     """Read one file into a table with `COLUMNS`. Raise InputError if a row has an unknown split or an empty cell."""
-    # `text_pair` is None for single texts.
+    # For single texts, `text_pair` is None: repeat `text`, which does not change the set.
     configured_columns = {config.text, config.text_pair or config.text, config.label, config.language}
     content = read_columns(file.path, configured_columns)
     columns = _choose_columns(file, list(content.columns), config)
@@ -198,7 +198,7 @@ def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame
     for name, value_in_file_name in (("language", file.language), ("split", file.split)):
         if name not in table:
             table[name] = pd.Series(value_in_file_name, index=table.index, dtype="string")
-    is_public_set = columns["text"] != config.text  # the configured columns are missing
+    is_public_set = columns["text"] != config.text  # the file has a public set's columns, not the configured ones
     is_paws_x = columns["text"] == "sentence1" and columns["label"] == "label"
     # Some sentences are missing in the training text of public sets, and in every split of PAWS-X.
     may_have_empty_cells = is_public_set and (file.split == "train" or is_paws_x)

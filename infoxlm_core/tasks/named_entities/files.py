@@ -40,9 +40,9 @@ Sets = dict[str, dict[str, list[Sentence]]]  # split -> language -> sentences
 
 
 def find_tagged_files(path: Path) -> list[TaggedFile]:
-    """Find tagged files: the path itself, or every file of a directory with a split and a language in its name.
+    """Find tagged files: the path itself or, in a directory, every file whose name has a split and a language.
 
-    For WikiANN, the language is the name of the file's directory.
+    In WikiANN's layout, the language is the name of the file's directory instead.
     """
     if not path.exists():
         raise InputError(f"{path}: no such file or directory. {LAYOUT}")

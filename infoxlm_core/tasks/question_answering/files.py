@@ -142,7 +142,7 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
             )
         if mixed or paragraph_language == question_language:
             path_by_pair[pair] = path
-    # The main scores are those of files in one language. Files in two languages add scores to them.
+    # The main scores are those of files in one language. Files in two languages only give additional scores.
     num_in_one_language = sum(context == question for context, question in path_by_pair)
     if not num_in_one_language:
         raise InputError(f"{', '.join(paths)}: no file has questions in the language of its paragraphs ({split}).")
@@ -177,7 +177,8 @@ def _list_directory(directory: Path, split: Split) -> list[Path]:
         raise InputError(f"{directory}: the directory has no .json file. Give the directory of the {split} files.")
     splits_in_name: dict[Path, set[str]] = {}
     for file in json_files:
-        stem = re.sub("translate-train-(?=train|dev)", "", file.stem)  # MLQA's de_squad-translate-train-dev-v1.1
+        # MLQA's de_squad-translate-train-dev-v1.1 is a development set: the first `train` is not the split.
+        stem = re.sub("translate-train-(?=train|dev)", "", file.stem)
         words = re.split(r"[._-]", stem)
         splits_in_name[file] = set(words) & set(SPLITS.values())
     if not any(split in splits for splits in splits_in_name.values()):
@@ -202,7 +203,7 @@ def parse_languages(path: Path) -> LanguagePair:
     name = re.sub("^[a-z]+-", "", path.stem)  # skip the first word: `my-squad` is not Burmese
     words = re.split(r"[._-]", name)
     codes = [_TYDIQA_NAMES.get(word, word) for word in words]
-    languages = [code for code in codes if len(code) == 2 and is_known(code)]
+    languages = [code for code in codes if len(code) == 2 and is_known(code)]  # public sets use two letters
     if languages:
         return languages[-1], languages[-1]
     if re.match(r"(?i:(?:train|dev)-v1|squad)", path.name):

@@ -47,6 +47,7 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
     targets = []
     for question_set in files.read_training(config.train):
         windows = window_maker.make_windows(question_set)
+        # `files.read_training` dropped all questions without a span.
         spans = [question.span for question in question_set.questions if question.span]
         window_targets = find_targets(windows, spans)
         num_with_answer = np.count_nonzero(window_targets[:, 1])  # the target (0, 0) means no answer
@@ -200,7 +201,7 @@ def _read_test(config: AnsweringConfig, source: str) -> dict[LanguagePair, Quest
 
     With `translated_test`, each set in a language other than the source is replaced by its translation into the source.
     The key of the translated set remains the language pair of the original, for reporting scores by language. Its
-    `languages` are the source language, for selecting the model and the rules that compare answers.
+    `languages` field contains the source language, which selects the model and the rules that compare answers.
 
     Raises:
         InputError: a file is not usable (see `files.read_sets`), or a language has no translated set.

@@ -179,10 +179,11 @@ def _trim_spaces(text: str, ranges: np.ndarray) -> np.ndarray:
     # UTF-32 has one integer per character, so that array indices are character positions.
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), _SPACES)
     positions = np.arange(len(text) + 1)
-    # For every position, find the next character that is not a space, from the end of the text.
+    # For every position, find the next character that is not a space. The scan runs backwards through the text.
     next_positions = np.where(np.append(is_space, False), len(text), positions)
     next_positions = np.minimum.accumulate(next_positions[::-1])[::-1]
-    # For every position, find the end of the previous character that is not a space.
+    # For every position, find the end of the previous character that is not a space. Character p - 1 ends at p, so its
+    # flag is moved to p.
     previous_ends = np.where(np.insert(is_space, 0, True), 0, positions)
     previous_ends = np.maximum.accumulate(previous_ends)
     starts, ends = ranges.T
@@ -214,19 +215,19 @@ def find_targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarr
         windows: N windows of Q questions.
         spans: start and end (exclusive) of each answer in its paragraph, without outer spaces.
     """
-    first_tokens = np.empty(len(spans), np.int64)
-    last_tokens = np.empty(len(spans), np.int64)
+    answer_first_tokens = np.empty(len(spans), np.int64)
+    answer_last_tokens = np.empty(len(spans), np.int64)
     for question_index, (start, end) in enumerate(spans):
         paragraph_index = windows.paragraph_indices[question_index]
         token_range = _find_token_range(windows.paragraphs, paragraph_index, start, end)
-        first_tokens[question_index], last_tokens[question_index] = token_range
-    answer_starts = first_tokens[windows.question_indices]  # (N,)
-    answer_ends = last_tokens[windows.question_indices]  # (N,)
+        answer_first_tokens[question_index], answer_last_tokens[question_index] = token_range
+    first = answer_first_tokens[windows.question_indices]  # (N,)
+    last = answer_last_tokens[windows.question_indices]  # (N,)
     window_ends = windows.first_tokens + windows.token_counts
-    # An answer that overlaps no token has its last token before its first.
-    is_inside = (windows.first_tokens <= answer_starts) & (answer_ends < window_ends) & (answer_starts <= answer_ends)
-    shifts = windows.offsets - windows.first_tokens  # position in the window minus index into `paragraphs`
-    positions = np.stack([answer_starts + shifts, answer_ends + shifts], axis=1)
+    # If no token overlaps the answer, `_find_token_range` returns a last token before the first.
+    is_inside = (windows.first_tokens <= first) & (last < window_ends) & (first <= last)
+    shifts = windows.offsets - windows.first_tokens  # token index in `paragraphs` + shift = position in the window
+    positions = np.stack([first + shifts, last + shifts], axis=1)
     return np.where(is_inside[:, None], positions, 0)
 
 

@@ -45,7 +45,7 @@ def read_aligned(directory: Path, pivot: str, requested: str | Iterable[str] = "
         requested: languages to read; see `languages.choose_codes`.
 
     Returns:
-        Mapping from the language codes in the file names to sentences, in the order of the paper's tables.
+        Mapping from the language codes in the file names to sentences, in the order of InfoXLM's tables.
 
     Raises:
         InputError: the directory has no aligned files, a language is missing, or a line is empty.
@@ -57,12 +57,12 @@ def read_aligned(directory: Path, pivot: str, requested: str | Iterable[str] = "
     if (directory / "held_out").is_dir():
         return _read_prepared_corpus(directory, pivot, requested)
     files = sorted(path for path in directory.iterdir() if path.is_file())
-    sources_by_code = _find_pair_files(files, pivot) or _find_single_files(files, pivot, directory)
-    if not sources_by_code:
+    files_by_code = _find_pair_files(files, pivot) or _find_single_files(files, pivot, directory)
+    if not files_by_code:
         raise InputError(f"{directory} has no aligned files of {pivot} and another language. Give {_LAYOUTS}.")
     # Files may be large, so read only the files of the requested languages.
-    selected_codes = languages.choose_codes(sources_by_code, requested, str(directory))
-    return {code: sources_by_code[code].read() for code in selected_codes}
+    selected_codes = languages.choose_codes(files_by_code, requested, str(directory))
+    return {code: files_by_code[code].read() for code in selected_codes}
 
 
 def _read_prepared_corpus(corpus: Path, pivot: str, requested: str | Iterable[str]) -> dict[str, AlignedSentences]:
@@ -130,13 +130,13 @@ class _SentenceFiles:
             )
         if _XTREME_PIVOT_FILE.fullmatch(self.pivot_path.name) and _is_sorted(sentences):
             raise ParallelMismatch(
-                f"{self.pivot_path} is in alphabetical order, by which XTREME hides the alignment of lines. "
+                f"{self.pivot_path} is in alphabetical order, because XTREME hides which lines translate each other. "
                 "Give LASER's files (data/tatoeba/v1)."
             )
         return sentences, translations
 
 
-_SourcesByCode = dict[str, _SentenceTable | _SentenceFiles]  # language code -> files with the language's sentences
+_FilesByCode = dict[str, _SentenceTable | _SentenceFiles]  # language code -> files with the language's sentences
 
 
 def _is_sorted(sentences: Sequence[str]) -> bool:
@@ -145,9 +145,9 @@ def _is_sorted(sentences: Sequence[str]) -> bool:
     return len(sentences) >= SORTED_LINES and stripped_sentences == sorted(stripped_sentences)
 
 
-def _find_pair_files(files: Sequence[Path], pivot: str) -> _SourcesByCode:
+def _find_pair_files(files: Sequence[Path], pivot: str) -> _FilesByCode:
     """Find the files that are named after a language pair with the pivot, such as x.de-en.de and en-fr.tsv."""
-    sources_by_code: _SourcesByCode = {}
+    files_by_code: _FilesByCode = {}
     for path in files:
         name = _PAIR_FILE.fullmatch(path.name)
         if not name:
@@ -160,17 +160,17 @@ def _find_pair_files(files: Sequence[Path], pivot: str) -> _SourcesByCode:
         pivot_code = codes[pivot_column]
         code = codes[1 - pivot_column]
         if name["extension"] == "tsv":
-            _add_source(sources_by_code, code, _SentenceTable(path, pivot_column))
+            _add_files(files_by_code, code, _SentenceTable(path, pivot_column))
         elif name["extension"] == pivot_code:  # the pair is added when its other file is visited
             _check_exists(path.with_name(f"{name['pair']}.{code}"), path)
         elif name["extension"] == code:
             pivot_path = path.with_name(f"{name['pair']}.{pivot_code}")
             _check_exists(pivot_path, path)
-            _add_source(sources_by_code, code, _SentenceFiles(path, pivot_path))
-    return sources_by_code
+            _add_files(files_by_code, code, _SentenceFiles(path, pivot_path))
+    return files_by_code
 
 
-def _find_single_files(files: Sequence[Path], pivot: str, directory: Path) -> _SourcesByCode:
+def _find_single_files(files: Sequence[Path], pivot: str, directory: Path) -> _FilesByCode:
     """Find the files that are named after a single language, such as de.txt. Pair each file with the pivot's file."""
     paths_by_code: dict[str, Path] = {}
     for path in files:
@@ -189,11 +189,11 @@ def _find_single_files(files: Sequence[Path], pivot: str, directory: Path) -> _S
     return {code: _SentenceFiles(path, pivot_path) for code, path in other_paths.items()}
 
 
-def _add_source(sources_by_code: _SourcesByCode, code: str, source: _SentenceTable | _SentenceFiles) -> None:
+def _add_files(files_by_code: _FilesByCode, code: str, added: _SentenceTable | _SentenceFiles) -> None:
     """Add a language's files. Raise InputError if the directory has a second set of files for the language."""
-    if code in sources_by_code:
-        raise _duplicate_error(code, sources_by_code[code].path, source.path)
-    sources_by_code[code] = source
+    if code in files_by_code:
+        raise _duplicate_error(code, files_by_code[code].path, added.path)
+    files_by_code[code] = added
 
 
 def _duplicate_error(code: str, path: Path, other_path: Path) -> InputError:
@@ -263,7 +263,7 @@ def _read_source_and_target(path: Path) -> list[tuple[str | None, ...]]:
         has_columns = {"source", "target"} <= set(schema.names)
         if not has_columns or not _LANGUAGE_PAIR.fullmatch(path.parent.name):
             raise InputError(
-                f"{path} does not have columns source and target of a pair such as en-de. {_HELD_OUT_REMEDY}"
+                f"{path} must have the columns source and target, in a directory such as en-de. {_HELD_OUT_REMEDY}"
             )
         return list(tables.read_text_columns(path, ("source", "target")))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

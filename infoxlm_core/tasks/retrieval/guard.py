@@ -55,7 +55,7 @@ def measure(config: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores
     sets = read_aligned(data, config.pivot, config.languages)
     hits = retrieve(sets, embedder)
     scores = {language: score_directions(hits[language]) for language in sets}
-    test_set = manifests.digest(sets)
+    test_set_digest = manifests.digest(sets)
     corpus = data if (data / "held_out").is_dir() else None  # the test set may be a prepared corpus
     unreserved_files = unreserved.find_unreserved_files(model, list_test_files(data), corpus)
     return Scores(
@@ -63,9 +63,9 @@ def measure(config: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores
         scores,
         mean_over(scores),
         counts={language: len(sources) for language, (sources, _) in sets.items()},
-        test_set=test_set,
+        test_set=test_set_digest,
         details={"not_reserved": unreserved_files} if unreserved_files else {},
-        outcomes=_tabulate(sets, hits, test_set),
+        outcomes=_tabulate(sets, hits, test_set_digest),
     )
 
 
@@ -84,10 +84,10 @@ def retrieve(sets: Mapping[str, AlignedSentences], embedder: Embedder) -> dict[s
     return hits
 
 
-def _tabulate(sets: Mapping[str, AlignedSentences], hits: Mapping[str, Hits], test_set: str) -> pd.DataFrame:
-    """Tabulate the outcome of each question in each direction, for the comparison of two models.
+def _tabulate(sets: Mapping[str, AlignedSentences], hits: Mapping[str, Hits], test_set_digest: str) -> pd.DataFrame:
+    """Tabulate the outcome of the task `Guard` for each question and direction, for the comparison of two models.
 
-    Question ids depend on the digest of the test set, so that outcomes on different sets are never compared.
+    Question ids depend on `test_set_digest`, so that outcomes on different sets are never compared.
     """
     tables = []
     for language, (sources, _) in sets.items():
@@ -95,7 +95,7 @@ def _tabulate(sets: Mapping[str, AlignedSentences], hits: Mapping[str, Hits], te
         question_ids = []
         for source in sources:
             occurrences[source] += 1  # a set may contain several translations of the same sentence
-            question_ids.append(digest_question(f"{test_set}/{occurrences[source]}/{source}"))
+            question_ids.append(digest_question(f"{test_set_digest}/{occurrences[source]}/{source}"))
         for direction, is_hit in hits[language].items():
             tables.append(tabulate_outcomes(Guard.name, language, question_ids, is_hit.numpy(), direction=direction))
     return pd.concat(tables, ignore_index=True)

@@ -76,7 +76,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         "map": sentence_map.project(map_vectors),
     }
     nearest_by_vector = {"served": results[served].nearest, "best": results[best].nearest}
-    if questions.training_text:
+    if questions.training_text:  # then `_retrieve` also searched with centred vectors
         centred_result = _score_vector(VectorSpec(CENTRED, served_layer), nearest, questions)
         details["centred"] = centred_result.to_dict()
         nearest_by_vector["centred"] = centred_result.nearest
@@ -105,8 +105,7 @@ def _retrieve(
 ) -> tuple[dict[str, NearestBySpec], dict[str, Tensor]]:
     """Find the nearest sentences in every language with each kind of vector, and with centred vectors if possible.
 
-    Also return a sample of each language's served vectors for the map. The vectors of all sentences would not fit into
-    memory.
+    Also return each language's first served vectors, for the map in the report. All vectors would not fit into memory.
     """
     centres = {}  # mean vector (d,) of each language's training sentences
     for language, sentences in questions.training_text.items():
@@ -155,10 +154,7 @@ def tabulate(questions: Questions, nearest_by_vector: Mapping[str, Mapping[str, 
     """Tabulate the outcome of each question by direction and vector.
 
     The column `nearest` contains the row of the retrieved sentence. It is used for examples in reports, and not stored.
-
-    Args:
-        questions: the evaluation's questions.
-        nearest_by_vector: rows of the retrieved sentences by vector name (`served`, `best`, `centred`) and language.
+    The keys of `nearest_by_vector` are vector names (`served`, `best`, `centred`) and languages.
     """
     tables = []
     for vector_name, nearest_by_language in nearest_by_vector.items():

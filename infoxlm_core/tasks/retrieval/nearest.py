@@ -34,7 +34,7 @@ def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> T
     Args:
         queries: vectors (N, d).
         candidates: vectors (M, d).
-        margin: whether to compare by ratio margin, with neighbours among all vectors, instead of cosine.
+        margin: whether to compare by ratio margin instead of cosine.
     """
     candidate_means = _average_nearest_cosines(candidates, queries) if margin else None  # (M,)
     normalised_candidates = _normalise(candidates)
@@ -44,17 +44,14 @@ def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> T
         if candidate_means is not None:
             query_means = _average_highest(similarities)  # (chunk,)
             similarities = ratio_margin(similarities, query_means[:, None], candidate_means)
-        nearest_rows.append(_first_of_best(similarities))
+        nearest_rows.append(_find_first_maxima(similarities))
     return torch.cat(nearest_rows)
 
 
 def find_nearest_in_both_directions(sources: Tensor, targets: Tensor, margin: bool = False) -> tuple[Tensor, Tensor]:
     """Return the row (N,) of each source's most similar target, and the row (M,) of each target's most similar source.
 
-    Args:
-        sources: vectors (N, d).
-        targets: vectors (M, d).
-        margin: whether to compare by ratio margin instead of cosine.
+    The vectors are (N, d) and (M, d). They are compared by cosine, or if `margin` is true, by ratio margin.
     """
     if max(len(sources), len(targets)) > MATRIX_ROWS:  # the matrix of all similarities would be too large
         return find_nearest(sources, targets, margin), find_nearest(targets, sources, margin)
@@ -64,7 +61,7 @@ def find_nearest_in_both_directions(sources: Tensor, targets: Tensor, margin: bo
         source_means = _average_highest(similarities)  # (N,)
         target_means = _average_highest(similarities.T)  # (M,)
         similarities = ratio_margin(similarities, source_means[:, None], target_means)
-    return _first_of_best(similarities), _first_of_best(similarities.T)
+    return _find_first_maxima(similarities), _find_first_maxima(similarities.T)
 
 
 def ratio_margin(cosines: Values, query_means: Values, candidate_means: Values) -> Values:
@@ -83,7 +80,7 @@ def _normalise(vectors: Tensor) -> Tensor:
     return F.normalize(vectors.double(), dim=1)
 
 
-def _first_of_best(similarities: Tensor) -> Tensor:
+def _find_first_maxima(similarities: Tensor) -> Tensor:
     """Return the first index (N,) of the highest value in each row of similarities (N, M)."""
     lowest_accepted = similarities.amax(dim=1, keepdim=True) - ROUNDING
     # argmax returns the first maximum, but does not support bool.
@@ -110,10 +107,7 @@ def find_nearest_by_spec(
 ) -> dict[VectorSpec, NearestRows]:
     """Find the nearest sentences between the pivot and a second language in both directions, for each kind of vector.
 
-    Args:
-        pivot_vectors: vectors of the pivot sentences.
-        translation_vectors: vectors of the translations, in the same order.
-        margin: whether to compare by ratio margin instead of cosine.
+    Pivot sentences and translations have the same order. If `margin` is true, they are compared by ratio margin.
     """
     nearest: dict[VectorSpec, NearestRows] = {}
     for spec, vectors in pivot_vectors.items():

@@ -60,7 +60,7 @@ def list_test_files(config: RetrievalConfig) -> list[Path]:
 
 
 def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
-    """Measure retrieval in both directions with every configured vector, and at every layer (Figure 1 of the paper).
+    """Measure retrieval in both directions with every configured vector, and at every layer (InfoXLM, Figure 1).
 
     Write the first vector's misses to misses.parquet: the query, its translation, and the retrieved sentence.
 
@@ -115,10 +115,9 @@ def _list_specs(
 ) -> list[VectorSpec]:
     """List the distinct vectors to compute: all candidates, and every layer if the sets are small enough."""
     specs = {spec for candidates in candidates_by_name.values() for spec in candidates}
-    largest_set = max(len(sources) for sources, _ in sets.values())
-    if largest_set <= MAX_PAIRS_OF_ALL_LAYERS:
+    if max(len(sources) for sources, _ in sets.values()) <= MAX_PAIRS_OF_ALL_LAYERS:
         for pooling in POOLINGS:
-            specs.update(parse_vector(f"{pooling}@best", model, encoder))
+            specs.update(parse_vector(f"{pooling}@best", model, encoder))  # one spec per layer
     return sorted(specs)
 
 
@@ -126,7 +125,7 @@ def parse_vector(name: str, model: "Model", encoder: Path) -> list[VectorSpec]:
     """Parse `served` or `POOLING@LAYER` into a single vector, and `POOLING@best` into a vector per layer.
 
     Raises:
-        InputError: the model does not have the layer, or has no contrast layer because it was trained without XLCO.
+        InputError: the model does not have the layer, or was trained without contrast and has no contrast layer.
     """
     if name == "served":
         served = find_embedding_settings(model)
@@ -211,7 +210,7 @@ def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapp
 def _list_misses(
     language: str, direction: str, queries: Sequence[str], candidates: Sequence[str], nearest_rows: Tensor
 ) -> list[dict[str, Any]]:
-    """List the queries whose nearest candidate is not their translation, the candidate in the same row."""
+    """List the queries whose nearest candidate is not their translation. Translations have the same row."""
     return [
         {
             "language": language,

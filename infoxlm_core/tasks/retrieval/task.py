@@ -89,11 +89,11 @@ class Retrieval(Task[RetrievalConfig]):
 
         Names are `PREFIX/de`, `PREFIX/xx_en` (queries in any language, answers in the pivot) and `PREFIX/en_xx`.
 
-        The stage `evaluate` adds the means of three vectors: `PREFIX/served`, `PREFIX/best` (the best layer and
-        pooling), and `PREFIX/centred` (the served vector minus the mean vector of its language).
+        The stage `evaluate` adds the mean accuracies of three kinds of vectors: `PREFIX/served`, `PREFIX/best` (the
+        best layer and pooling), and `PREFIX/centred` (the served vector minus the mean vector of its language).
 
-        A suite adds `PREFIX/mean`. For all vectors except the first, the name also contains the vector, such as
-        `PREFIX/cls-last/mean`.
+        A suite adds `PREFIX/mean` for the first configured vector. Names of other vectors' metrics contain the vector,
+        such as `PREFIX/cls-last/mean`.
         """
         metric_of_direction = {"to_pivot": f"xx_{settings.pivot}", "from_pivot": f"{settings.pivot}_xx"}
         values: dict[str, Any] = {}
@@ -110,7 +110,7 @@ class Retrieval(Task[RetrievalConfig]):
 
 
 def _name_evaluation_metrics(scores: Scores, metric_of_direction: Mapping[str, str]) -> dict[str, Any]:
-    """Return an evaluation's metrics by name: means over languages of the vectors that `name_metrics` describes."""
+    """Return an evaluation's metrics by name: the mean accuracy with each kind of vector in `name_metrics`."""
     details = scores.details
     metrics: dict[str, Any] = {metric: scores.mean[direction] for direction, metric in metric_of_direction.items()}
     metrics["served"] = scores.mean[BOTH_DIRECTIONS]
@@ -126,9 +126,10 @@ def _name_evaluation_metrics(scores: Scores, metric_of_direction: Mapping[str, s
 def _name_suite_metrics(
     details_by_vector: Mapping[str, Mapping[str, Any]], metric_of_direction: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the metrics of a suite (which compares models on test sets) by name: means over languages of each vector.
+    """Return a suite's metrics by name: each vector's mean accuracies over languages, and its layer.
 
-    The first configured vector's metrics have no prefix. For all other vectors, the vector is the prefix.
+    A suite compares models on test sets. The first configured vector's metrics have no prefix. Metrics of
+    other vectors have the vector as prefix.
     """
     metrics: dict[str, Any] = {}
     for vector_index, (vector, details) in enumerate(details_by_vector.items()):

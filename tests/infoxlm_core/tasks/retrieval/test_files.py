@@ -73,7 +73,7 @@ def test_held_out_pairs_of_a_prepared_corpus_are_an_aligned_set(tmp_path):
 def test_a_held_out_folder_not_named_after_a_language_pair_is_refused(tmp_path):
     write_held_out(tmp_path, r"en-$\frac{$")
 
-    with pytest.raises(InputError, match="does not have columns source and target of a pair such as en-de"):
+    with pytest.raises(InputError, match="must have the columns source and target, in a directory such as en-de"):
         read_held_out(tmp_path)
 
 
@@ -111,6 +111,6 @@ def test_sorted_english_of_xtreme_is_refused_but_other_sorted_files_are_read(tmp
     xtreme = write(tmp_path / "xtreme", **{"de-en.en": english, "de-en.de": german})
     glossary = write(tmp_path / "own", **{"my.de-en.en": english, "my.de-en.de": german})
 
-    with pytest.raises(ParallelMismatch, match=r"de-en\.en is in alphabetical order, by which XTREME hides"):
+    with pytest.raises(ParallelMismatch, match=r"de-en\.en is in alphabetical order, because XTREME hides"):
         read_aligned(xtreme, "en")
     assert read_aligned(glossary, "en") == {"de": (english, german)}
