@@ -81,7 +81,7 @@ def count_trained_parameters(module: nn.Module) -> int:
 def fit_lengths(config: PretrainingConfig, lengths: SequenceLengths) -> SequenceLengths:
     """Truncate sequence lengths to the configured maximum, and set those of disabled objectives to 0."""
     objectives = config.objectives
-    longest_pair = 2 * config.batches.side_tokens + 4  # includes the special tokens of two sentences
+    longest_pair = 2 * config.batches.side_tokens + 4  # 3 special tokens; rounded up to 512 for the default of 254
     return SequenceLengths(
         lengths.name,
         mlm=min(lengths.mlm, config.batches.block_tokens) if objectives.mlm else 0,
@@ -140,14 +140,14 @@ def _plan_persistent_memory(
         # A queue row is an fp32 key, two sentence ids and a step number. Ids and step number have 8 bytes each.
         queue_bytes = queue_size * (4 * model.encoder.size.hidden + 24)
     shards = 1
-    divided_by_gpus = ""
+    fp32 = "fp32"
     if config.model.sharded:  # the queue is not sharded
         shards = gpu_count
-        divided_by_gpus = f", by {gpu_count} GPUs"
-    weight_formula = f"4 B x {parameter_count:,} parameters, fp32{divided_by_gpus}"
-    gradient_formula = f"4 B x parameters that are trained, fp32{divided_by_gpus}"
-    moment_formula = f"8 B x parameters that are trained, fp32; 4 B x {trained_tensors} tensors{divided_by_gpus}"
-    key_formula = f"4 B x {key_parameter_count:,}: fp32, up to layer {model.contrast_layer}, and W{divided_by_gpus}"
+        fp32 = f"fp32, divided by {gpu_count} GPUs"
+    weight_formula = f"4 B x {parameter_count:,} parameters, {fp32}"
+    gradient_formula = f"4 B x parameters that are trained, {fp32}"
+    moment_formula = f"8 B x parameters that are trained and 4 B x {trained_tensors} tensors, {fp32}"
+    key_formula = f"4 B x {key_parameter_count:,} (up to layer {model.contrast_layer}, and the projection), {fp32}"
     return [
         PlanRow("weights", 4 * parameter_count / shards, "B", weight_formula),
         PlanRow("gradients", 4 * trained_count / shards, "B", gradient_formula),
@@ -175,8 +175,9 @@ def _plan_temporary_memory(
     # The loss computes logits for one chunk of targets at a time.
     chunk_rows = min(CHUNK_ROWS, round(config.objectives.mask_ratio * lm_tokens))
     logit_bytes = 6 * chunk_rows * size.vocabulary  # logits in fp32, and their gradients in bf16
-    embedding_gradient_bytes = 8 * size.hidden * size.vocabulary
-    all_reduce_formula = "4 B x parameters that are trained, with several workers; of shards until the step ends"
+    # The output layer and the lookup each compute an fp32 gradient, before autograd adds the two.
+    embedding_gradient_bytes = 2 * 4 * size.hidden * size.vocabulary
+    all_reduce_formula = "4 B x parameters that are trained, with several workers, even if the model is sharded"
     bf16_formula = f"2 B x parameters and {copied_key_weights:,} of the key encoder, under autocast"
     logit_formula = f"6 B x {chunk_rows:,} rows x {size.vocabulary:,} words"
     return [
@@ -184,7 +185,7 @@ def _plan_temporary_memory(
         PlanRow("bf16 weights", bf16_bytes, "B", bf16_formula),
         _plan_activations(config, size, model.contrast_layer, lm_tokens, view_tokens),
         PlanRow("one chunk of logits", logit_bytes, "B", logit_formula),
-        PlanRow("gradient of the word table", embedding_gradient_bytes, "B", "8 B x V x d, inside the loss"),
+        PlanRow("word embedding gradients", embedding_gradient_bytes, "B", "2 x 4 B x vocabulary x d, fp32"),
     ]
 
 
@@ -205,14 +206,14 @@ def _plan_activations(
     """
     layer_tokens = lm_tokens * size.layers + view_tokens * contrast_layer  # a token counts once in each layer
     if config.model.recompute:
-        # Each layer stores only its input in bf16 (2 bytes). The layer being recomputed stores all activations.
+        # Each layer stores only its input in bf16 (2 bytes). The layer being recomputed also stores all activations.
         batch_tokens = lm_tokens + view_tokens
         stored_bytes = size.hidden * (ACTIVATION_BYTES * batch_tokens + 2 * layer_tokens)
-        formula = f"{ACTIVATION_BYTES} B x d a token in one layer, 2 B in the others: {batch_tokens:,} tokens"
+        formula = f"{ACTIVATION_BYTES} B x d per token in one layer, and 2 B x d in each layer: {batch_tokens:,} tokens"
     else:
         stored_bytes = size.hidden * ACTIVATION_BYTES * layer_tokens
         formula = (
-            f"{ACTIVATION_BYTES} B x d a token a layer: {lm_tokens:,} tokens x {size.layers} layers, "
+            f"{ACTIVATION_BYTES} B x d per token and layer: {lm_tokens:,} tokens x {size.layers} layers, "
             f"{view_tokens:,} x {contrast_layer}"
         )
     return PlanRow("activations", stored_bytes, "B", formula)
@@ -224,7 +225,8 @@ def check_memory(config: PretrainingConfig, size: EncoderSize, available_bytes: 
     Raises:
         ConfigError: memory is insufficient; the message names the largest part and the responsible setting.
     """
-    max_gpu_count = config.batches.virtual_shards if config.model.sharded else 1  # one virtual shard per worker
+    # Assume the largest possible number of GPUs, so that only runs that can never fit are refused.
+    max_gpu_count = config.batches.virtual_shards if config.model.sharded else 1
     model, key_encoder = build_on_meta_device(config, size.vocabulary)
     rows = _plan_persistent_memory(config, model, key_encoder, max_gpu_count)
     required_bytes = sum(row.value for row in rows)
@@ -276,7 +278,7 @@ def plan(
     queue_turnover_steps = config.contrast.queue_size / config.batches.global_batch_size
     step_rows += [
         PlanRow("all-reduce", bytes_by_name["gradients to be summed"], "B", "gradients in fp32, once a step"),
-        PlanRow("queue turnover", queue_turnover_steps, "steps", "K / samples a step"),
+        PlanRow("queue turnover", queue_turnover_steps, "steps", "queue size / samples per step"),
     ]
     run_rows += _plan_files(config, vocabulary_size, parameters)
     return {"parameters": parameters, "memory": memory, "steps": step_rows, "run": run_rows}
@@ -290,9 +292,7 @@ def _check_request(config: PretrainingConfig, gpu_count: int, gpu_type: str) -> 
         raise InputError(f"gpu {gpu_type!r} is not known: give one of {', '.join(flops.PEAKS)}")
     virtual_shards = config.batches.virtual_shards
     if not 0 < gpu_count <= virtual_shards:  # each worker needs at least one virtual shard
-        raise InputError(
-            f"gpus {gpu_count}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards), a worker each"
-        )
+        raise InputError(f"gpus {gpu_count}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards)")
 
 
 def _plan_parameters(model: InfoXLM) -> list[PlanRow]:
@@ -300,12 +300,12 @@ def _plan_parameters(model: InfoXLM) -> list[PlanRow]:
     encoder_count = count_parameters(model.encoder)
     head_count = count_parameters(model.head)
     projection_count = 0 if model.projection is None else model.projection.numel()
-    exported_count = encoder_count + head_count + model.encoder.size.hidden  # plus the embedding of one token type
+    exported_count = encoder_count + head_count + model.encoder.size.hidden  # Hugging Face adds a token type embedding
     return [
         PlanRow("encoder", encoder_count, "", "embeddings and layers"),
-        PlanRow("masked-LM head", head_count, "", "its output matrix is the word table"),
+        PlanRow("masked-LM head", head_count, "", "without its output matrix, which is tied to the word embeddings"),
         PlanRow("contrast projection", projection_count, "", "d x d"),
-        PlanRow("exported", exported_count, "", "encoder and head, with Hugging Face's row of token types"),
+        PlanRow("exported", exported_count, "", "encoder, head and Hugging Face's token type embedding"),
     ]
 
 
@@ -328,7 +328,7 @@ def _plan_step(config: PretrainingConfig, lengths: SequenceLengths, step_flops: 
     formula = f"{samples:,} x (MLM {lengths.mlm} + TLM {lengths.tlm} + 2 x XLCO {lengths.view})"
     return [
         PlanRow(f"{lengths.name} sequences", count_step_tokens(config, lengths), "tokens", formula),
-        PlanRow("", step_flops, "FLOP", "must-do: no padding, masked rows only"),
+        PlanRow("", step_flops, "FLOP", "without padding; output layer only for masked tokens"),
     ]
 
 

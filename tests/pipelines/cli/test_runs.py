@@ -11,7 +11,7 @@ def test_every_packaged_run_is_planned_without_data_weights_or_network(name):
     result = invoke("plan", CONFIGS / f"{name}.yaml", "--gpus", "4", "--gpu", "h100")
 
     assert result.exit_code == 0, result.stderr
-    for text in ("key encoder", "PFLOP", "word table", "assumed MFU", "4 GPUs", "checkpoint"):
+    for text in ("key encoder", "PFLOP", "word embeddings", "assumed MFU", "4 GPUs", "checkpoint"):
         assert text in result.stdout
 
 
