@@ -167,7 +167,7 @@ def pack_micro_batches(samples: DrawnSamples, batch_size: int, symmetric: bool =
 
 def _pack(mlm: MaskedSequences, tlm: MaskedSequences, views: ContrastViews, symmetric: bool) -> PackedBatch:
     """Pack MLM, TLM and contrast samples into a micro-batch."""
-    contrast_count = len(views.group_ids)
+    contrast_count = len(views.group_ids)  # exchanged copies do not count as samples
     if symmetric:
         views = views.with_exchanged_copy()
     lm_sequences = join([mlm.sequences, tlm.sequences])

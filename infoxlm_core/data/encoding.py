@@ -43,7 +43,7 @@ def serialize(tokenizer: Tokenizer, special_ids: Collection[int]) -> bytes:
     """
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
-    # Sampling adds special tokens and truncates, so the stored token ids must be those of the plain text.
+    # Samplers add special tokens and truncate, so the stored token ids must be those of the plain text.
     content |= {"post_processor": None, "truncation": None, "padding": None}
     pieces = content["model"]["vocab"]
     if isinstance(pieces, list):  # a unigram model

@@ -24,7 +24,7 @@ def mix(
     is_joined: np.ndarray,
     vocabulary: Vocabulary,
 ) -> tuple[Sequences, Sequences]:
-    """Join pairs of translation pairs, and return their query and key views (InfoXLM, section 3.3).
+    """Join each translation pair with its partner, and return the query and key views (InfoXLM, section 3.3).
 
     Args:
         first: both sides of N pairs, c1 and c2 in the paper.

@@ -48,7 +48,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
     header = json.loads(content[8 : 8 + header_size].tobytes())
     data = content[8 + header_size :]
     arrays = {}
-    for name, description in header.items():
+    for name, description in header.items():  # `write_table` adds no `__metadata__`
         start, end = description["data_offsets"]
         arrays[name] = data[start:end].view(_TYPES[description["dtype"]])
     return arrays

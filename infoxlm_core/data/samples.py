@@ -156,7 +156,7 @@ class Sampler(StepSampler):
         if self.has_block_index or not self.config.objectives.mlm:
             return
         text_bytes = sum(table.byte_count for tables in shards.mono.values() for table in tables)
-        if text_bytes > self.config.batches.window:
+        if text_bytes > self.config.batches.window:  # otherwise, the first window contains all text anyway
             logger.warning(
                 "all monolingual text (%.1f GB) is read before the first step: to start at once, set "
                 "tokenization.block_tokens to batches.block_tokens (%d)",
@@ -314,7 +314,7 @@ class Sampler(StepSampler):
         table_ids, rows = self.pair_sampler.draw(count, rng, window.row_counts)
         pairs = _make_drawn_pairs(window, table_ids, rows)
         partners = self._draw_partners(window, pairs, rng)
-        modes = rng.integers(0, 8, count)  # any combination of the three changes in `mix`
+        modes = rng.integers(0, 8, count)  # three random bits: reverse source, reverse target, exchange sides
         is_joined = rng.random(count) < contrast.mixup
         is_crossed = rng.random(count) < contrast.cross
 
@@ -348,7 +348,7 @@ class Sampler(StepSampler):
             table_ids[is_same_sentence], rows[is_same_sentence] = self.pair_sampler.draw_partners(
                 pairs.table_ids[is_same_sentence], self.corpora, rng, window.row_counts
             )
-        raise CorpusTooSmall("mixup needs pairs of two different sentences, but has one: set contrast.mixup to 0")
+        raise CorpusTooSmall("mixup finds no pairs of two different sentences: add pairs, or set contrast.mixup to 0")
 
     def _mask_views(self, views: ContrastViews, rng: np.random.Generator) -> ContrastViews:
         """Mask queries and keys independently. The masked tokens are not predicted."""

@@ -51,7 +51,7 @@ class TableSampler:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draw samples. Return table numbers (count,) and rows within these tables (count,).
 
-        `row_counts` (tables,) is the number of rows available in each table, by default all samples.
+        `row_counts` (tables,) is the number of rows available in each table, by default all rows.
         """
         tables = choose_indices(self.shares, rng.random(count))
         return tables, self._draw_rows(tables, rng, row_counts)
@@ -69,7 +69,7 @@ class TableSampler:
             tables: table numbers of the samples (count,).
             corpora: corpus name of every table.
             rng: random generator.
-            row_counts: number of rows available in each table (tables,), by default all samples.
+            row_counts: number of rows available in each table (tables,), by default all rows.
 
         Returns:
             Table numbers of the partners (count,), and rows within these tables (count,).

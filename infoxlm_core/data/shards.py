@@ -26,7 +26,7 @@ from infoxlm_core.data.reading import REMEDY, PartReader, PartSource, RemotePart
 from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError
 
-TOKENS = np.dtype("<u4")
+UINT32 = np.dtype("<u4")  # data type of stored token ids and offsets
 TEXT = "text"
 PAIR_COLUMNS = ("source", "target")
 SENTENCE_ID = "sentence_id"
@@ -52,7 +52,7 @@ class Table:
         if len(parts) == 1:
             return cls(tokens[0], offsets[0])
         lengths = concatenate_int64([np.diff(part_offsets) for part_offsets in offsets])
-        all_tokens = np.concatenate(tokens) if parts else np.empty(0, TOKENS)
+        all_tokens = np.concatenate(tokens) if parts else np.empty(0, UINT32)
         return cls(all_tokens, np.concatenate([[0], lengths.cumsum()]).astype(np.int64))
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ from infoxlm_core.data.shards import StoredTable
 
 T = TypeVar("T")
 MIN_PARTS = 4  # smallest number of parts in a table's window
-_RATE_DENOMINATOR = 1 << 20  # rates in parts per step are fractions, so that they are the same on all machines
+_RATE_DENOMINATOR = 1 << 20  # rates are fractions of integers, so that positions are the same on all machines
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class MovingWindow(Generic[T]):
     def move_to(self, step: int) -> Window[T]:
         """Return a step's window. Raise DataCorrupt if a newly read part is damaged."""
         with self._lock:
-            positions = step * self._rate_numerators // _RATE_DENOMINATOR  # (tables,)
+            positions = step * self._rate_numerators // _RATE_DENOMINATOR  # (tables,) step * rate, rounded down
             moved_tables = np.flatnonzero(positions != self._positions).tolist()
             if moved_tables:
                 # Announce the parts of all tables before reading any, so that all parts are downloaded in parallel.

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import safetensors.numpy
 
-from infoxlm_core.data.shards import PAIR_COLUMNS, SENTENCE_ID, TEXT, TOKENS, Table, make_blocks, name_part
+from infoxlm_core.data.shards import PAIR_COLUMNS, SENTENCE_ID, TEXT, UINT32, Table, make_blocks, name_part
 
 BLOCK_TOKENS = 512  # tokens of the paper's MLM sequences
 PART_TOKENS = 1 << 20  # 4 MB
@@ -17,7 +17,7 @@ PART_TOKENS = 1 << 20  # 4 MB
 
 def make_column(flat: np.ndarray, lengths: np.ndarray | Sequence[int]) -> pa.LargeListArray:
     """Make a column of N rows from their concatenated token ids (T,) and their lengths (N,)."""
-    return pa.LargeListArray.from_arrays(np.cumsum([0, *lengths]), np.asarray(flat, TOKENS))
+    return pa.LargeListArray.from_arrays(np.cumsum([0, *lengths]), np.asarray(flat, UINT32))
 
 
 def write_table(
@@ -33,7 +33,7 @@ def write_table(
         directory: directory of the shards.
         name: name of the table, such as `mono/de/weblate`.
         chunks: tables with the column `text`, or with `source`, `target` and `sentence_id`.
-        block_tokens: largest MLM sequence length for the block index, in tokens including special tokens.
+        block_tokens: maximum number of tokens per MLM block, including special tokens.
         part_tokens: largest number of tokens per part.
 
     Returns:
@@ -63,10 +63,10 @@ def _make_part_arrays(rows: pa.Table, columns: dict[str, Table], block_tokens: i
     for column, table in columns.items():
         prefix = "" if column == TEXT else f"{column}."
         arrays[f"{prefix}tokens"] = table.tokens
-        arrays[f"{prefix}offsets"] = table.offsets.astype(TOKENS)
+        arrays[f"{prefix}offsets"] = table.offsets.astype(UINT32)
     if TEXT in columns:
         blocks = make_blocks(columns[TEXT], block_tokens - 1)  # leaves room for `<s>`, which is added on drawing
-        arrays["blocks"] = blocks.starts.astype(TOKENS)
+        arrays["blocks"] = blocks.starts.astype(UINT32)
     else:
         arrays[SENTENCE_ID] = rows[SENTENCE_ID].to_numpy()
     return arrays
