@@ -219,7 +219,7 @@ class XLMSampler(TextSampler):
         return XLMInputs(sequences, number_positions(sequences.lengths), types)
 
     def _draw_pairs(self, language_pair: str, is_reversed: bool, rng: np.random.Generator) -> XLMInputs:
-        """Draw translation pairs such as en-de, uniformly at random. If reversed, the sentence in de comes first."""
+        """Draw translation pairs such as en-de, uniformly at random. If reversed, German comes first."""
         corpora = self.pairs[language_pair]
         sources, targets = draw_rows(corpora, self.samples_per_shard, self.config.batches.side_tokens, rng)
         source_language, target_language = language_pair.split("-")

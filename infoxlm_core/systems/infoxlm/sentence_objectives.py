@@ -158,20 +158,20 @@ class XLCO(SentenceObjective):
         keys = torch.cat([keys for keys, _ in self.new_keys])
         sentence_ids = torch.cat([ids for _, ids in self.new_keys])
         samples_per_shard = self.config.batches.global_batch_size // self.config.batches.virtual_shards
-        keys_by_worker: Sequence[int] = [len(share) * samples_per_shard for share in self.shares]
-        if len(set(keys_by_worker)) == 1:
-            # Workers with equal shares collect equally many keys, even if they enqueue after each micro-batch.
-            keys_by_worker = ()
-        keys = distributed.gather_rows(keys, keys_by_worker)
-        sentence_ids = distributed.gather_rows(sentence_ids, keys_by_worker)
+        key_counts: Sequence[int] = [len(share) * samples_per_shard for share in self.shares]  # keys per step
+        if len(set(key_counts)) == 1:
+            # Workers with equal shares need no counts, which would be wrong if they enqueue after each micro-batch.
+            key_counts = ()
+        keys = distributed.gather_rows(keys, key_counts)
+        sentence_ids = distributed.gather_rows(sentence_ids, key_counts)
         self.queue.push(keys[:limit], sentence_ids[:limit], step)
         self.new_keys.clear()
 
     def after_step(self, step: int, good: bool) -> None:
         """After a good step, update the key encoder and enqueue the step's keys, once contrast has begun."""
         contrast = self.config.contrast
-        if good and step > contrast.start_step:
-            momentum = compute_momentum(contrast, step - 1, self.config.optimization.steps)
+        if good and step > contrast.start_step:  # `step` counts the steps taken
+            momentum = compute_momentum(contrast, step - 1, self.config.optimization.steps)  # numbers steps from 0
             self.key_encoder.update(momentum)
             self.enqueue(step)
         self.new_keys.clear()  # drops the keys of a bad step

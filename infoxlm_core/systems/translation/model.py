@@ -150,7 +150,7 @@ class Translator(nn.Module):
         sentence_count = len(source.lengths)
         encoded_source = self.encode(source)  # (S, d)
         layers: list[Any] = list(self.decoder.layers)
-        # Convert only the weights of the layers here, because the encoder has converted its output.
+        # Only refresh the layers' weight copies. The encoder's output already has the precision of autocast.
         self.decoder.apply_autocast(encoded_source, layers)
         caches = [layer.create_cache(encoded_source, source.lengths) for layer in layers]
         languages = torch.full((sentence_count,), language, device=device)

@@ -89,7 +89,7 @@ _DIRECTION_TEXT = (
 
 
 def _compare_with_paper(summary: Summary) -> Section:
-    """Build the section that shows our BLEU above the results of XLM's paper. Missing results are empty cells."""
+    """Build the section with our rows of BLEU, followed by the rows of XLM's paper. Missing results are empty cells."""
     paper = published.translation()
     prefix = f"{METRIC}/"
     our_directions = [metric.removeprefix(prefix) for metric in summary.metrics if metric.startswith(prefix)]

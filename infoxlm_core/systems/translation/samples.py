@@ -132,7 +132,7 @@ class TranslationSampler:
             sentences, translations = self._draw_pairs(language, rng)
             source = pack_sentences(translations, self.other_language_number(language_number))
         else:
-            sentences = self._fill_batch(self._draw_sentences(language, self._max_sentences, rng))
+            sentences = self._take_fitting(self._draw_sentences(language, self._max_sentences, rng))
             noisy_sentences = [add_noise(sentence, self.config.noise, self.mask_id, rng) for sentence in sentences]
             source = pack_sentences(noisy_sentences, language_number)
         target = pack_sentences(sentences, language_number)
@@ -157,10 +157,10 @@ class TranslationSampler:
     def _draw_pairs(self, language: str, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Draw a batch of translation pairs. Return the sentences in the given language, and their translations."""
         sentences, translations = draw_rows(self.pairs[language], self._max_sentences, self.config.side_tokens, rng)
-        batch_sentences = self._fill_batch(sentences.rows)
+        batch_sentences = self._take_fitting(sentences.rows)
         return batch_sentences, translations.rows[: len(batch_sentences)]
 
-    def _fill_batch(self, sentences: list[np.ndarray]) -> list[np.ndarray]:
+    def _take_fitting(self, sentences: list[np.ndarray]) -> list[np.ndarray]:
         """Return the first sentences that together fit into `batch_tokens`, but at least one sentence."""
         cumulative_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])  # with two `</s>` per sentence
         fitting_count = int(np.searchsorted(cumulative_tokens, self.config.batch_tokens, side="right"))

@@ -116,7 +116,7 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
     longest_translation = max_translation_tokens(config.side_tokens + 2)  # with both `</s>` of the source
     if longest_translation > size.positions:
         raise ConfigError(
-            f"translations of {longest_translation} tokens (1.5 * side_tokens + 13) exceed the "
+            f"translations of {longest_translation} tokens (1.5 * (side_tokens + 2) + 10) exceed the "
             f"{size.positions} positions of {encoder}: lower translation.side_tokens, or raise "
             "pretraining.model.max_tokens"
         )
