@@ -52,8 +52,8 @@ def is_known(code: str) -> bool:
 def shorten_codes(codes: Iterable[str]) -> dict[str, str]:
     """Return a mapping from a test set's codes to their short names in reports.
 
-    A short name has two letters where possible. If a language has several variants, only the variant that
-    `choose_codes` selects gets the short name: `zho_Hans` becomes `zh`, and `zho_Hant` keeps its code.
+    A short name has two letters where possible. Of a language's scripts or regions, only the first is shortened:
+    `zho_Hans` becomes `zh`, and `zho_Hant` keeps its code. `deu` and `deu_Latn` both become `de`.
     """
     names: dict[str, str] = {}
     first_variants: dict[str, str] = {}

@@ -177,7 +177,7 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
     Args:
         partial: path of the finished directory.
         final: new path of the directory. A complete directory from another process is not replaced.
-        marker: name of a file that only complete directories contain.
+        marker: name of a file that only complete directories contain; "": any directory counts as complete.
 
     Raises:
         InputError: `final` is a file or a link.
@@ -189,7 +189,7 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
         is_link_or_file = final.is_symlink() or final.is_file()
         if isinstance(error, NotADirectoryError) and is_link_or_file:  # the system's message names `partial`
             raise InputError(f"{final} is not a directory: remove it") from None
-        if not (final / marker).exists():  # otherwise, another process has finished the same directory
+        if not (final / marker).exists():  # no other process has finished the directory first
             raise
     sync_file(final.parent)
 
@@ -314,11 +314,11 @@ def _verify_files(
             if should_read(Path(name)):
                 verify_file(path, size_and_digest, remedy, should_hash(Path(name)))
     except (InputError, OSError) as error:  # a name leads out of the directory or is too long
-        known_error = user_files.translate_error(error, manifest_path)
+        clear_error = user_files.translate_error(error, manifest_path) or error
         # A failing disk or missing permissions do not mean that the artifact is damaged.
-        may_be_valid = isinstance(known_error, TryAgain) or isinstance(error, PermissionError)
+        may_be_valid = isinstance(clear_error, TryAgain) or isinstance(error, PermissionError)
         if may_be_valid:
-            raise known_error or error from error
+            raise clear_error from error
         raise DataCorrupt(f"{manifest_path} cannot be read ({error}): {remedy}") from error
 
 

@@ -66,7 +66,7 @@ class RunConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_translation(self) -> Self:
-        """Check a translator's start (system xlm), its languages, and the number of workers."""
+        """Check that a translator starts from XLM, and check its languages and the number of workers."""
         translation = self.translation
         if translation is None:
             return self
@@ -99,7 +99,7 @@ class RunConfig(StageConfig):
 
         Raises:
             ConfigError: no pairs are held out for evaluation, the run cannot measure a metric of the gate, the labeled
-                text would have a single label, or fine-tuning uses none of its languages.
+                text would have a single label, or fine-tuning uses none of the labeled text's languages.
         """
         preparation = self.preparation
         if not preparation.holds_out_pairs:
@@ -212,10 +212,10 @@ def load_config(config_class: type[Config], path: Path | str, overrides: Sequenc
         raise ConfigError(f"{path}: no such config file")
     try:
         values = yaml.load(user_files.read_text(path, MAX_SIZE), Loader=StrictLoader)  # noqa: S506 - a SafeLoader
-        for assignment in overrides:
-            apply_override(values, assignment)
         if not isinstance(values, dict):
             raise ConfigError("the file must contain a mapping of sections")
+        for assignment in overrides:
+            apply_override(values, assignment)
         return config_class.parse(values)
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())  # PyYAML's messages have several lines
@@ -262,7 +262,7 @@ def override_sections(
     Args:
         sections: mapping from section name to field values.
         overrides: new values by dotted name, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: number of training workers, which some rules limit.
+        num_workers: number of training workers, at most the number of virtual shards and the fine-tuning batch size.
 
     Raises:
         ConfigError: a field is invalid, or `RunConfig.check_whole_run` fails.
@@ -278,7 +278,7 @@ def override_sections(
         set_by_name(values, name, value, f"override {name!r}")
     run = RunConfig.parse({**values, "num_workers": num_workers})
     run.check_whole_run()
-    # Resolve the tokenizer only after the overrides, which may name a different `start`.
+    # Resolve the tokenizer only after the overrides, which may name a different `pretraining.model.start`.
     resolved_values = run.resolve_tokenizer().model_dump(mode="json", exclude_none=True)
     return {name: resolved_values[name] for name in sections}
 
@@ -292,7 +292,7 @@ def override_all_trials(
         sections: mapping from section name to field values, for the sections that all trials share.
         trials: sections that differ for each trial, with the variant and seed under the key `trial`.
         overrides: new values by dotted name, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: number of training workers, which some rules limit.
+        num_workers: number of training workers, at most the number of virtual shards and the fine-tuning batch size.
 
     Raises:
         ConfigError: a field is invalid, an override sets a field in which the trials differ, or the trials have
@@ -309,7 +309,7 @@ def override_all_trials(
         if len(tokenizers) > 1:
             raise ConfigError(
                 "tokenization.model: the variants start from models with their own tokenizers, but share their shards: "
-                "set it to the tokenizer of all variants"
+                "if these tokenizers are equal, set it to one of them"
             )
         changed_trials.append({"trial": dict(variant_and_seed), **_list_trial_settings(run)})
     return changed_trials

@@ -69,7 +69,7 @@ def translate_error(error: BaseException, source: object = "") -> InfoXLMError |
     if is_full(error):
         path = getattr(error, "filename", None) or source or "the disk"
         return StorageFull(f"{path}: no space left ({message}): free some space, then run again")
-    if is_panic(error):
+    if is_panic(error):  # for example, if a regular expression in tokenizer.json backtracks too long
         return InputError(f"{source or 'the input'}: the tokenizer fails ({message}): copy the tokenizer again")
     if not isinstance(error, OSError) or error.errno is None:
         return None
@@ -92,8 +92,8 @@ def check_readable(path: Path) -> Path:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: null character in the name
-        message = f"{path!s:.200}: no such file: give an existing file"
-        raise translate_error(error, path) or InputError(message) from None
+        clear_error = translate_error(error, path) or InputError(f"{path!s:.200}: no such file: give an existing file")
+        raise clear_error from None
     for has_type, type_name in _OTHER_FILE_TYPES:
         if has_type(mode):
             raise InputError(f"{path} is {type_name}, not a file: give a file")
@@ -114,7 +114,7 @@ def list_tree(directory: Path) -> list[Path]:
         paths += [Path(parent, name) for name in (*directory_names, *file_names)]
     for error in errors:
         if not isinstance(error, FileNotFoundError):  # another process may have removed the directory
-            raise translate_error(error, directory) or error
+            raise translate_error(error, directory) or error  # unchanged if it has no translation
     return sorted(paths)
 
 
@@ -126,8 +126,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
             raise InputError(f"{path} has {size:,} bytes, more than {max_bytes:,}: give a smaller file")
         return path.read_bytes()
     except OSError as error:
-        message = f"{path} cannot be read ({error}): give another file"
-        raise translate_error(error, path) or InputError(message) from None
+        clear_error = translate_error(error, path) or InputError(f"{path} cannot be read ({error}): give another file")
+        raise clear_error from None
 
 
 def read_text(path: Path, max_bytes: int) -> str:
