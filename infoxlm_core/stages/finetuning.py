@@ -69,7 +69,7 @@ def finetune(
     best_checkpoints = BestCheckpoints(run, config.selection, training.source_language)
     fingerprint = _make_fingerprint(config, encoder, training)
     # To save memory and time, train only the embeddings of tokens that occur in the examples.
-    limited_training, restore_embeddings = active_vocabulary.limit(module, training, optimization.weight_decay)
+    limited_training, restore_embeddings = active_vocabulary.limit_words(module, training, optimization.weight_decay)
     learner = TaskLearner(config, module, limited_training, optimization.steps, best_checkpoints)
     logger.info("fine-tuning on %d examples, %d steps", len(training.examples), optimization.steps)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):

@@ -8,7 +8,7 @@
 The newest checkpoint is the one with the highest step, regardless of file times. Every file is hashed before use.
 
 Workers without a shared disk use `RemoteCheckpoints`. A checkpoint is valid only once it is uploaded. Remote
-checkpoints also contain the other files that a resumed run needs (`COMPANIONS`).
+checkpoints also contain the other files that a resumed run needs (`RESUME_FILES`).
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from infoxlm_core.training.tracker import METRICS
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
 META = "meta.json"
-COMPANIONS = (METRICS, "kept")  # curves, and the best weights of a fine-tuning run
+RESUME_FILES = (METRICS, "kept")  # curves, and the best weights of a fine-tuning run
 MAX_FAILED_UPLOADS = 3  # number of consecutive failed uploads that stops a run
 
 
@@ -164,7 +164,7 @@ class Checkpoints:
         remote: remote checkpoint storage; None if all machines share `directory`.
         accept_changes: whether to resume even if data or settings have changed.
         background: whether training continues while a checkpoint is written.
-        rewinds: whether training may rewind, so that rewind targets must be kept.
+        may_rewind: whether training may rewind, so that rewind targets must be kept.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Checkpoints:
         remote: RemoteCheckpoints | None = None,
         accept_changes: bool = False,
         background: bool = False,
-        rewinds: bool = False,
+        may_rewind: bool = False,
     ) -> None:
         self.directory = directory
         self.fingerprint = fingerprint
@@ -185,7 +185,7 @@ class Checkpoints:
         self.remote = remote
         self.accept_changes = accept_changes
         self.background = background
-        self.rewind_interval = guard.compute_rewind_interval(every) if rewinds else 0
+        self.rewind_interval = guard.compute_rewind_interval(every) if may_rewind else 0
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending_save = Future[None]()
         self._pending_save.set_result(None)  # before the first save, there is nothing to wait for
@@ -290,8 +290,8 @@ class Checkpoints:
         meta = checkpoint.meta | {"step": checkpoint.step} | self.fingerprint.meta()
         manifests.write_atomically(directory / META, json.dumps(meta, indent=1, sort_keys=True))
         if self.remote:  # another machine that resumes the run also needs the curves and the best weights
-            for companion in COMPANIONS:
-                _replace_with_copy(self.directory / companion, directory / companion)
+            for name in RESUME_FILES:
+                _replace_with_copy(self.directory / name, directory / name)
         manifests.sync_tree(directory)
         manifests.write(directory, "checkpoint", {"step": checkpoint.step})
 
@@ -304,7 +304,7 @@ class Checkpoints:
     def _upload(self, directory: Path, damaged_names: set[str], is_last: bool) -> bool:
         """Upload a checkpoint to remote storage, if configured. Return whether the upload succeeded.
 
-        A few failures are tolerated, because a later save may succeed, but no failure of the process's last save.
+        A few failures are tolerated, because a later save may succeed. A failure of the last save is always raised.
         """
         if not self.remote:
             return True
@@ -344,9 +344,9 @@ class Checkpoints:
         all_checkpoints = candidates + list_checkpoints(self.directory)
         self._damaged_names = {path.name for step, path in all_checkpoints if step > checkpoint.step}
         if self.remote:  # another machine may have written the checkpoint, so the files of this machine may not match
-            for companion in COMPANIONS:
-                source = self.directory / name_checkpoint(checkpoint.step) / companion
-                _replace_with_copy(source, self.directory / companion)
+            for name in RESUME_FILES:
+                source = self.directory / name_checkpoint(checkpoint.step) / name
+                _replace_with_copy(source, self.directory / name)
         return checkpoint
 
     def _has_saved(self) -> bool:

@@ -73,7 +73,7 @@ def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
         return dict(values)
     names = sorted(values)  # the same order on all workers
     total = torch.tensor([values[name] for name in names], dtype=torch.float64, device="cpu")
-    dist.all_reduce(total, group=_make_patient_group(dist.group.WORLD))
+    dist.all_reduce(total, group=_get_cpu_group(dist.group.WORLD))
     return dict(zip(names, total.tolist(), strict=True))
 
 
@@ -102,13 +102,13 @@ def from_first(value: T) -> T:
     if world_size() == 1:
         return value
     values = [value]
-    dist.broadcast_object_list(values, src=0, group=_make_patient_group(dist.group.WORLD))
+    dist.broadcast_object_list(values, src=0, group=_get_cpu_group(dist.group.WORLD))
     return values[0]
 
 
 @functools.lru_cache(1)
-def _make_patient_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001 - the key of the cache
-    """Create a CPU process group of all workers with the timeout `PATIENCE`.
+def _get_cpu_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001 - the key of the cache
+    """Return a CPU process group of all workers with the timeout `PATIENCE`. The first call creates it.
 
     Despite the long timeout, a dead worker is noticed at once, and Ray's health checks detect a hanging worker.
     """
@@ -160,7 +160,7 @@ def on_first(action: Callable[[], T]) -> T | None:
     If the action fails with an InfoXLMError, or an error known to `translate_error`, all workers raise the error.
     """
     if world_size() > 1:
-        _make_patient_group(dist.group.WORLD)  # now, because all workers must take part, and the first will be busy
+        _get_cpu_group(dist.group.WORLD)  # created now, because all workers must take part, and the first will be busy
     result: T | None = None
     failure: InfoXLMError | None = None
     if rank() == 0:

@@ -61,7 +61,7 @@ class Guard:
         if not is_finite:
             self.consecutive_diverged_steps += 1
             return f"not all numbers are finite (loss {loss:.4g}, gradient norm {gradient_norm:.4g})"
-        if not self.deviations:
+        if self.deviations == 0:  # spikes are not detected
             self.consecutive_diverged_steps = 0
             return ""
         window = self.window_by_kind.setdefault(kind, [])
@@ -97,7 +97,7 @@ class Guard:
         """
         # Skips after the checkpoint are dropped, because the new skip covers their data.
         earlier_skips = [(skip_step, count) for skip_step, count in self.skips if skip_step < saved_step]
-        first_position = saved_step + sum(count for _, count in earlier_skips)  # of the step after the checkpoint
+        first_position = saved_step + sum(count for _, count in earlier_skips)  # first position after the checkpoint
         end_position = last_step + self.skipped_positions(last_step)  # the first position that no step has used
         self.skips = [*earlier_skips, (saved_step, end_position - first_position)]
         self.window_by_kind = saved_guard.window_by_kind
@@ -116,7 +116,7 @@ class Guard:
         """Return the state that a checkpoint stores as JSON.
 
         JSON stores floats exactly, so the restored state is identical. `consecutive_diverged_steps` is omitted, because
-        it is 0 in every checkpoint from which training continues.
+        during divergence only the last step is saved, after which no training follows.
         """
         # `recent` and `furthest` are earlier names, kept so that older checkpoints remain readable.
         return {

@@ -156,7 +156,8 @@ class _Run:
         checkpoint = None
         if guard.rewinds < max_rewinds:
             checkpoint = distributed.on_first(lambda: self.checkpoints.rewind(step))
-        if restore(checkpoint, self.learner, self.optimizer, self.progress) is None:
+        restored_metrics = restore(checkpoint, self.learner, self.optimizer, self.progress)
+        if restored_metrics is None:  # the first worker has no checkpoint; the others never have one
             raise TrainingDiverged(
                 f"{bad_steps} had a loss or gradient that is not finite, or a loss of more than twice its limit, "
                 f"after {guard.rewinds} rewinds: lower optimization.learning_rate or raise contrast.temperature"
@@ -189,9 +190,9 @@ class _Run:
         if is_last_step or (self.is_save_due and self.progress.guard.consecutive_diverged_steps == 0):
             self.save(metrics, is_last_save=is_stopping or is_last_step)
             self.is_save_due = False
-        if is_stopping and not self.is_save_due:
-            distributed.on_first(self.checkpoints.delete_stop_request)
-            raise Preempted(f"asked to stop after step {step}: a checkpoint is saved. Run again to continue")
+            if is_stopping:
+                distributed.on_first(self.checkpoints.delete_stop_request)
+                raise Preempted(f"asked to stop after step {step}: a checkpoint is saved. Run again to continue")
 
     def save(self, metrics: Mapping[str, float], is_last_save: bool) -> None:
         """Check that all workers agree, then save a checkpoint with the current step's metrics.

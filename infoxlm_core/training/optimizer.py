@@ -19,14 +19,14 @@ def learning_rate(config: OptimizationConfig, updates: int) -> float:
     if config.schedule == "inverse_sqrt":
         if updates < warmup:
             return XLM_FIRST_RATE + (peak - XLM_FIRST_RATE) * updates / warmup
-        return peak * (max(1, warmup) / max(1, updates)) ** 0.5  # the peak at update 0 without warm-up
+        return peak * (max(1, warmup) / max(1, updates)) ** 0.5  # without warm-up, update 0 has the peak rate
     if updates < warmup:
         return peak * updates / warmup
     return peak * max(0, config.steps - updates) / (config.steps - warmup)
 
 
 def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -> torch.optim.AdamW:
-    """Create AdamW with decoupled weight decay on every parameter, as in the released code.
+    """Create AdamW with decoupled weight decay on every parameter, as in InfoXLM's released code.
 
     With `no_bias_norm`, vectors (biases and LayerNorm weights) have no weight decay. Moments are created at once, so
     that a checkpoint can be loaded into them.

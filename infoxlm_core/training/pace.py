@@ -29,7 +29,7 @@ class Pace:
         self.last_probe: dict[str, float] = {}
 
     def record(self, step: int, metrics: Mapping[str, float], seconds_waited: float) -> dict[str, float]:
-        """Count a step, log a line if one is due, and return the speed since the last line.
+        """Count a step, log a line if one is due, and return the speed since the last log line.
 
         Args:
             step: the step number, counted from 1.
@@ -50,7 +50,7 @@ class Pace:
         return speed
 
     def _measure_speed(self, metrics: Mapping[str, float], current_time: float) -> dict[str, float]:
-        """Return the `MACHINE_METRICS` since the last line."""
+        """Return the `MACHINE_METRICS` since the last log line."""
         seconds_since_line = max(current_time - self.last_line_time, 1e-9)  # the clock may not have advanced
         tokens_per_second = self.tokens_since_line / seconds_since_line
         waiting_share = self.seconds_waited_since_line / seconds_since_line

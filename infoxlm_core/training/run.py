@@ -22,16 +22,18 @@ def run_directory(
     track: Callable[[Path], Tracker],
     remote: RemoteCheckpoints | None = None,
     background: bool = False,
-    rewinds: bool = False,
+    may_rewind: bool = False,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
     """Open a run's checkpoints and tracker. Inside this context, the first worker holds the run's lock.
+
+    Arguments: see `Checkpoints`. `track` is a factory for the tracker, given the path of the curves.
 
     Raises:
         LeaseHeld: another process trains this run.
     """
     accept_changes = config.resume == directory.name  # users accept changes by naming the run
     checkpoints = Checkpoints(
-        directory, fingerprint, config.every, config.keep, remote, accept_changes, background, rewinds
+        directory, fingerprint, config.every, config.keep, remote, accept_changes, background, may_rewind
     )
     with contextlib.ExitStack() as stack:
         distributed.on_first(lambda: stack.enter_context(checkpoints.locked()))

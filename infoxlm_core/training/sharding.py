@@ -16,8 +16,8 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], layer_dtype: torch.dty
 
     Create the optimizer afterwards, because sharding replaces the parameters. A layer's parameters are gathered while
     the layer computes. All other parameters (embeddings, heads) are gathered from the forward to the backward pass. For
-    P parameters, a worker needs 16 P / W bytes (fp32 weights, gradients and two moments), 8 bytes per gathered
-    parameter, and 4 P bytes for gradients between micro-batches.
+    P parameters, a worker needs 16 P / W bytes (fp32 weights, gradients and two moments) and 8 bytes per gathered
+    parameter. Before a step's last micro-batch, gradients are not sharded and need 4 P more bytes.
 
     Args:
         module: the network.
@@ -31,11 +31,11 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], layer_dtype: torch.dty
     is_trained = any(parameter.requires_grad for parameter in module.parameters())
     for submodule in (*layers, module):  # layers first, so that the module shards only the remaining parameters
         dtype = None if submodule is module else layer_dtype
-        # Sum gradients in fp32 even if the layers compute in a lower precision.
         fully_shard(
             submodule,
             reshard_after_forward=None if is_trained else True,  # free parameters early if no backward pass follows
-            mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32),
+            # Sum gradients in fp32 even if the layers compute in a lower precision.
+            mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
         )
         if not isinstance(submodule, FSDPModule):
             raise TypeError(f"fully_shard did not convert {type(submodule).__name__}")

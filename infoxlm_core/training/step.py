@@ -100,7 +100,7 @@ def _backward(
         is_last_batch = number == len(batches)
         sharding.sum_gradients_in_pass(learner.module, is_last_batch)
         loss, batch_sums = learner.losses(batch, scales)
-        uncounted_objectives = scales.keys() & (batch_sums.keys() - learner.counts(batch).keys())
+        uncounted_objectives = (scales.keys() & batch_sums.keys()) - learner.counts(batch).keys()
         if uncounted_objectives:
             raise ValueError(f"{type(learner).__name__}.counts lacks the targets of {', '.join(uncounted_objectives)}")
         summing_gradients = gradients.summing_over_workers(parameters) if is_last_batch else contextlib.nullcontext()

@@ -19,7 +19,7 @@ from infoxlm_core.model.task_models import Packed, TaskModel
 from infoxlm_core.training.finetuning.task_learner import Training
 
 
-def limit(
+def limit_words(
     module: TaskModel, task: Training, weight_decay: float
 ) -> tuple[Training, Callable[[], AbstractContextManager[None]]]:
     """Limit a model's word embeddings to tokens of the training examples, unless this would change the result.
@@ -28,7 +28,7 @@ def limit(
         The task with renumbered token ids, and a function that returns a context in which the model has all
         embeddings again.
     """
-    # Weight decay changes even embeddings without gradients.
+    # Weight decay changes even embeddings without gradients. Only `Packed` models have an `encoder`.
     if weight_decay or not isinstance(module, Packed):
         return task, nullcontext
     vocabulary = ActiveVocabulary(module.encoder, task.examples)

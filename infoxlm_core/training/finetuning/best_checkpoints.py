@@ -48,7 +48,7 @@ class BestCheckpoints:
         """Read the development scores of all previous evaluations from the curves.
 
         Raises:
-            DataCorrupt: the evaluations cover different languages, so they must come from several runs.
+            DataCorrupt: the evaluations cover different languages or none, so they must come from several runs.
         """
         curves = self.run / tracker.METRICS
         evaluations = []
@@ -61,7 +61,7 @@ class BestCheckpoints:
                 evaluations.append(DevScores(step, scores_by_language))
         language_sets = {frozenset(scores.languages) for scores in evaluations}
         if len(language_sets) > 1 or frozenset() in language_sets:
-            raise DataCorrupt(f"{curves}: the evaluations cover different languages. Restore the file, or train again.")
+            raise DataCorrupt(f"{curves}: the evaluations cover different languages or none: restore it or train again")
         return evaluations
 
     def choose(self, evaluations: list[DevScores], last_step: int) -> dict[str, int]:

@@ -69,7 +69,7 @@ def choose(evaluations: Sequence[DevScores], rule: str, source_language: str, la
 
 def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
     """Write selection.json: the rule, the scores of all evaluations, and the chosen steps."""
-    looks = []  # one entry per evaluation
+    looks = []  # the file's name for evaluations
     for scores in evaluations:
         looks.append({"step": scores.step, "languages": dict(scores.languages), "mean": scores.mean})
     content = {"rule": rule, "looks": looks, "chosen": dict(chosen)}
@@ -100,7 +100,7 @@ def find_directory(tuned: Path, language: str) -> Path:
 def read_development_scores(tuned: Path) -> dict[str, Any] | None:
     """Return a fine-tuned model's development scores as {"languages", "mean"}, or None without evaluations."""
     content = read(tuned)
-    if not content or not content["looks"]:  # the evaluations
+    if not content or not content["looks"]:  # the file's name for evaluations
         return None
     chosen_steps = content["chosen"]  # language -> step
     scores_by_step = {evaluation["step"]: evaluation["languages"] for evaluation in content["looks"]}

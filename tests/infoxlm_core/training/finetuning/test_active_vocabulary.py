@@ -32,7 +32,7 @@ def test_the_result_is_that_of_training_all_words_and_other_words_do_not_change(
     encoder, settings, tmp_path, monkeypatch
 ):
     finetune(settings, encoder, None, tmp_path / "active", tmp_path / "run-active")
-    monkeypatch.setattr(active_vocabulary, "limit", lambda module, task, weight_decay: (task, nullcontext))
+    monkeypatch.setattr(active_vocabulary, "limit_words", lambda module, task, weight_decay: (task, nullcontext))
     finetune(settings, encoder, None, tmp_path / "all", tmp_path / "run-all")
 
     before = load_file(encoder / "model.safetensors")
