@@ -19,7 +19,7 @@ import polib
 
 from infoxlm_core import user_files
 from infoxlm_core.corpora import lines
-from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO, Row
+from infoxlm_core.corpora.lines import Row, limit_unpacked_bytes
 from infoxlm_core.errors import InputError, one_line
 
 MAX_CATALOG = 64 << 20  # bytes
@@ -52,7 +52,7 @@ class _CatalogFiles:
         if path.is_dir():
             self.names = _list_catalogs_in_directory(path)
         else:
-            self.archive = lines.open_zip(path, "a directory, wheel or zip file of gettext catalogs")
+            self.archive = lines.open_zip(path, expected_kind="a directory, wheel or zip file of gettext catalogs")
             self.names = _list_catalogs_in_archive(self.archive, path)
         if not self.names:
             raise InputError(f"{path} contains no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
@@ -105,6 +105,7 @@ def read_rows(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]
             catalog = _choose_catalog(files, names_by_language.get(language, {}), language)
             for number, message in enumerate(catalog.messages, start=1):
                 pivot_text = pivot_texts.get((message.msgctxt, message.msgid))
+                # The text in the message's own entry, else the text in the pivot's catalog, else the id.
                 source = _find_default_text(message.comment) or pivot_text or message.msgid
                 reason = _find_reason_to_skip(message)
                 # A symbolic id without English text is not a translation's source.
@@ -175,7 +176,7 @@ def _list_catalogs_in_archive(archive: zipfile.ZipFile, path: Path) -> list[str]
     for info in entries:
         if not _IS_CATALOG.search(f"/{info.filename}"):
             continue
-        if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
+        if info.file_size > min(MAX_CATALOG, limit_unpacked_bytes(info.compress_size)):
             raise InputError(
                 f"{path}: DecompressionLimit: {info.filename} has {info.file_size:,} bytes: if the archive is correct, "
                 "unpack it"

@@ -92,27 +92,27 @@ def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], ru
     # Counting characters is slow, so count them only in texts with a long repetition.
     if _LONG_REPETITION.search(text) and max(map(text.count, set(text))) > _MAX_SAME_CHARACTER * len(text):
         return "one_sign"
-    words = _MARKUP.sub(" ", text)
-    letters = _LETTER.findall(words)
+    plain_text = _MARKUP.sub(" ", text)
+    letters = _LETTER.findall(plain_text)
     if not letters:
         return "no_letters"
-    if _is_wrong_script(words, len(letters), language):
+    if _is_wrong_script(plain_text, len(letters), language):
         return "wrong_script"
     # Letters separated by punctuation or spaces, such as "AA, AAA", are not a long repetition.
-    most_frequent_count = max(Counter(_LETTER.findall(words.casefold())).values())
+    most_frequent_count = max(Counter(_LETTER.findall(plain_text.casefold())).values())
     if len(letters) >= _MIN_REPEATED_LETTERS and most_frequent_count > _MAX_SAME_CHARACTER * len(letters):
         return "one_sign"
-    if len(letters) >= rules.min_identified_characters and is_other_language(words, language, languages):
+    if len(letters) >= rules.min_identified_characters and is_other_language(plain_text, language, languages):
         return "wrong_language"
     return None
 
 
-def _is_wrong_script(words: str, letter_count: int, language: str) -> bool:
+def _is_wrong_script(text: str, letter_count: int, language: str) -> bool:
     """Return whether too few letters of a text are in its language's scripts, or too many in foreign scripts."""
-    own_script_count = len(_make_letter_pattern(language).findall(words))
+    own_script_count = len(_make_letter_pattern(language).findall(text))
     foreign_count = letter_count - own_script_count
     if "Latin" not in find_scripts(language):
-        foreign_count -= len(_LATIN.findall(words))  # every language has Latin names and abbreviations
+        foreign_count -= len(_LATIN.findall(text))  # every language has Latin names and abbreviations
     has_too_few_own = own_script_count < _MIN_OWN_SCRIPT * letter_count
     has_too_many_foreign = foreign_count > _MAX_FOREIGN_SCRIPT * letter_count
     return has_too_few_own or has_too_many_foreign

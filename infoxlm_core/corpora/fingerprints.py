@@ -87,15 +87,15 @@ def compute_minhash_bands(texts: Sequence[str]) -> list[int]:
     minhash = rensa.RMinHash(num_perm=_BANDS * _HASHES_PER_BAND, seed=1)
     minhash.update(shingles)
     bands = np.array(minhash.digest(), np.uint32).reshape(_BANDS, _HASHES_PER_BAND)
-    # With its number, a band equals only the same band of other rows.
+    # Each digest includes the band's number, so that different bands of two rows never match.
     return [cleaning.digest("band", str(number), band.tobytes().hex()) for number, band in enumerate(bands)]
 
 
 def digest_ngrams(text: str, word_count: int) -> list[int]:
     """Return a digest of every n-gram of `word_count` words, or an empty list if `word_count` is 0.
 
-    Case, punctuation and spaces are ignored. In scripts without spaces between words, one Han character or three
-    characters of any other script count as a word.
+    Case, punctuation and spaces are ignored. One Han character counts as a word, and so do three characters of other
+    scripts without spaces between words.
     """
     if not word_count:
         return []
@@ -111,5 +111,5 @@ def digest_ngrams(text: str, word_count: int) -> list[int]:
         end_unit = bisect_left(unit_starts, start + ngram_size)
         if end_unit == len(unit_starts):
             break  # the remaining text is shorter than an n-gram
-        digests.append(cleaning.digest("run", *units[first_unit:end_unit]))
+        digests.append(cleaning.digest("run", *units[first_unit:end_unit]))  # a run of units
     return digests

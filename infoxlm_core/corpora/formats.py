@@ -163,8 +163,8 @@ def _read_documents(corpus: LocalCorpus) -> Iterator[Row]:
     field = corpus.source.text_field
     documents = _read_json_texts(path, field) if corpus.source.format == "jsonl" else _read_parquet_texts(path, field)
     for document in documents:
-        # Users report that MADLAD-400 separates lines by a backslash and an "n". Other texts with these two characters
-        # hardly ever consist of a single line.
+        # Users report that MADLAD-400 separates lines by a backslash and an "n". Split at these two characters only if
+        # the text is a single line: other texts that contain them nearly always have several lines.
         separator = "\n" if "\n" in document.text else "\\n"
         for text in document.text.split(separator):
             yield Row((corpus.languages[0],), (text,), path.name, document.number, document.dropped)
@@ -267,7 +267,7 @@ def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
         texts = (source_line.text, target_line.text)
         reason = source_line.dropped or target_line.dropped
         if target_line.dropped and not source_line.dropped:
-            texts = (target_line.text, source_line.text)  # the position must come first, see `Row.dropped`
+            texts = (target_line.text, source_line.text)  # the first text may be a position, see `Row.dropped`
         if score_lines and reason is None:
             reason = _check_score(corpus.source, score_lines[0].text, f"{files[2]}:{number}")
         yield Row(languages, texts, file_names, number, reason)
@@ -285,12 +285,12 @@ def _open_moses_files(corpus: LocalCorpus) -> list[AnyPath]:
     if corpus.source.minimum_score is not None:
         suffixes.append("scores")
     path = corpus.paths[0]
-    archive = lines.open_zip(path, "a Moses zip file of OPUS, nor a list of two paths")
+    archive = lines.open_zip(path, expected_kind="a Moses zip file of OPUS, nor a list of two paths")
     return [_find_moses_file(archive, path, suffix) for suffix in suffixes]
 
 
 def _find_moses_file(archive: zipfile.ZipFile, path: Path, suffix: str) -> zipfile.Path:
-    """Return the only file in a Moses archive whose suffix is a language or `scores`.
+    """Return the only file in a Moses archive with a suffix, which is a language or `scores`.
 
     An archive from OPUS contains README, LICENSE, CCMatrix.de-en.de, CCMatrix.de-en.en and perhaps
     CCMatrix.de-en.scores.
@@ -310,8 +310,8 @@ def _check_alignment(rows: Iterable[Row]) -> Iterator[Row]:
     """Yield rows of parallel text. Raise ParallelMismatch if the lengths of the two sides do not correlate.
 
     If a side's lines are shifted, each length ratio remains plausible, but the correlation of the lengths falls to
-    about 0. Undoing the shift restores the correlation. Long windows detect sides that hardly correspond. Short windows
-    detect shifted blocks.
+    about 0. Long windows detect sides that hardly correspond. Short windows detect shifted blocks: their correlation
+    rises if the shift is undone.
     """
     pairs: list[PairLengths] = []
     for row in rows:
@@ -423,7 +423,7 @@ def _make_pairs(corpus: LocalCorpus, text_by_language: Mapping[str, str], number
 
 
 def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the pairs of each line in a JSON Lines file, or its sentences if the line has no pair with the pivot."""
+    """Yield the pairs of each line in a JSON Lines file, or single sentences if the line has no pair with the pivot."""
     path = corpus.paths[0]
     for number, line in enumerate(lines.read_valid_texts(path), start=1):
         text_by_language = _parse_translation(corpus, line, f"{path}:{number}")
@@ -454,7 +454,7 @@ def _parse_translation(corpus: LocalCorpus, line: str, position: str) -> dict[st
 
 
 def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the pairs of a table with one column per language, or its sentences if the pivot has no column."""
+    """Yield the pairs of a table with one column per language, or single sentences if the pivot has no column."""
     path = corpus.paths[0]
     with tables.translate_arrow_errors(path, "write it again"):
         column_names = pq.read_schema(user_files.check_readable(path)).names

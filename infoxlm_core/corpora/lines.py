@@ -83,14 +83,17 @@ class _UnpackedFile(io.RawIOBase):
             raise InputError(f"{self.path} is damaged ({error}): fetch it again") from None
         buffer[: len(chunk)] = chunk
         self.unpacked_bytes += len(chunk)
-        # A short, repetitive file is no danger, so every file may unpack to `MAX_LINE` bytes.
-        max_bytes = MAX_RATIO * self.count_packed_bytes() + MAX_LINE
-        if self.unpacked_bytes > max_bytes:
-            raise InputError(
+        if self.unpacked_bytes > limit_unpacked_bytes(self.count_packed_bytes()):
+            raise InputError(  # docs/errors.md lists the message as `DecompressionLimit`
                 f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: if the file is correct, "
                 "unpack it"
             )
         return len(chunk)
+
+
+def limit_unpacked_bytes(packed_bytes: int) -> int:
+    """Return how much a file may unpack to. Even a short, repetitive file may have `MAX_LINE` bytes, which are safe."""
+    return MAX_RATIO * packed_bytes + MAX_LINE
 
 
 def open_zip(path: Path, expected_kind: str) -> zipfile.ZipFile:
@@ -135,7 +138,7 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
                 content = content.removeprefix(codecs.BOM_UTF8)  # not text; programs on Windows write it
             try:
                 line = Line(number, content.decode())
-            except UnicodeDecodeError as error:
+            except UnicodeDecodeError as error:  # the text is replaced by the position, see `Line.dropped`
                 line = Line(number, f"{path}:{number}:{error.start + 1}", "invalid_utf8")
             yield line
 
@@ -149,7 +152,7 @@ def read_valid_texts(path: Path) -> Iterator[str]:
     """
     for line in read_lines(path):
         if line.dropped == "invalid_utf8":
-            position = line.text
+            position = line.text  # see `Line.dropped`
             raise EncodingError(f"{position}: not UTF-8 from this byte on. Convert the file to UTF-8.")
         if line.dropped:
             raise InputError(f"{path}:{line.number} is too long, over {MAX_LINE:,} bytes. Split the line.")

@@ -38,7 +38,7 @@ def yield_in_order(futures: Iterable[Future[Any]], max_pending: int) -> Iterator
     """Yield the results of futures in order.
 
     Args:
-        futures: iterator that submits an item for each future that is taken.
+        futures: lazy iterator that submits an item only when its future is taken.
         max_pending: number of futures to take ahead of the results. It bounds the memory for waiting results.
     """
     pending: deque[Future[Any]] = deque()

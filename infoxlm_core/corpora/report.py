@@ -49,7 +49,7 @@ def check_files(counts_of_files: RowCounts, first_invalid: Mapping[str, str], ma
 
 
 def check_remaining_rows(source: CorpusSource, counts: Counter[str]) -> None:
-    """Log how many rows of a corpus cleaning dropped. Raise CorpusTooSmall if no row remains."""
+    """Log how many of a corpus's rows were dropped in cleaning. Raise CorpusTooSmall if no row remains."""
     rows = counts["read"]
     dropped = counts.total() - rows  # all other counts are reasons to drop a row
     if not rows and not source.languages:  # a corpus with many languages may lack this run's languages

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from infoxlm_core import user_files
-from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO
+from infoxlm_core.corpora.lines import MAX_RATIO, limit_unpacked_bytes
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, InputError, one_line
 
 ROW_GROUP = 1 << 15  # rows that are read into memory at a time
@@ -86,9 +86,9 @@ def read_text_columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str 
     Repeated values are stored in memory only once.
 
     Raises:
-        InputError: a column is not text, or the distinct values exceed `MAX_RATIO` times the file size.
+        InputError: a column is not text, or the distinct values exceed the limit for the file size.
     """
-    max_bytes = MAX_RATIO * user_files.check_readable(path).stat().st_size + MAX_LINE
+    max_bytes = limit_unpacked_bytes(user_files.check_readable(path).stat().st_size)
     unpacked_bytes = 0
     _check_text_columns(path, columns)
     with pq.ParquetFile(path, read_dictionary=list(columns)) as file:

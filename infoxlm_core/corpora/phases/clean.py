@@ -29,7 +29,7 @@ LABELLED_CHARACTERS = 20  # shorter messages do not reveal their corpus
 PART_ROWS = 1 << 17  # largest number of rows with tables and keys that fit into a small worker's memory
 PART_CHARACTERS = 1 << 26  # the same for rows that are long documents
 NOT_DRAWN, DRAWN_HELD_OUT, DRAWN_LABELLED = range(3)
-LETTERS_OF_PAIR = np.dtype([("source", "<u8"), ("target", "<u8")])  # `Keys.letters` of both sides
+LETTERS_OF_PAIR = np.dtype([("source", "<u8"), ("target", "<u8")])  # digests in `Keys.letters` of both sides
 KEY_COLUMNS = tuple((name, pa.list_(pa.uint64())) for name in Keys._fields)
 _TEXT_COLUMNS = (("texts", pa.list_(pa.string())), ("file", pa.string()), ("document_line", pa.int64()))
 _RAW_SCHEMA = pa.schema([*_TEXT_COLUMNS, ("dropped", pa.string())])
@@ -89,7 +89,8 @@ def _split_rows(rows: Iterable[Row], keeps_documents: bool) -> Iterator[list[Row
             yield part_rows
             part_rows = []
             character_count = 0
-        # A list exceeds its limit only to finish a document. At twice the limit, this document alone is over the limit.
+        # A list exceeds its limit only to finish a document that began below the limit. At twice the limit, this
+        # document alone is over the limit.
         if len(part_rows) >= 2 * PART_ROWS or character_count >= 2 * PART_CHARACTERS:
             raise InputError(
                 f"{row.file}: the document that begins on line {row.line} has over {PART_ROWS:,} lines, or over "
@@ -213,11 +214,11 @@ def _put_held_out_digests(job: Job, part: Part, held_out_rows: pa.Table) -> None
 def _put_label_keys(job: Job, part: Part, rows: pa.Table, is_held_out: np.ndarray) -> None:
     """Store a part's digests for `choose_labelled_test_set`, in slices by partition."""
     training_rows = rows.filter(pa.array(~is_held_out))
-    letters = np.unique(flatten_lists(training_rows["letters"]))
-    partitions = find_partitions(letters, job.partition_count)
-    job.put_slices(f"letters/{part.name}", letters, partitions, job.partition_count)
+    letter_digests = np.unique(flatten_lists(training_rows["letters"]))
+    partitions = find_partitions(letter_digests, job.partition_count)
+    job.put_slices(f"letters/{part.name}", letter_digests, partitions, job.partition_count)
     drawn_rows = rows.filter(pa.array(rows["drawn"].to_numpy() == DRAWN_LABELLED))
-    # A message belongs to the partition of its pivot text, which is compared with all other letters there.
+    # View two digests as one pair. Its partition is that of the pivot's text, to compare the text with all corpora.
     candidates = np.unique(flatten_lists(drawn_rows["letters"]).view(LETTERS_OF_PAIR))
     partitions = find_partitions(candidates["source"], job.partition_count)
     job.put_slices(f"labelled_candidates/{part.name}", candidates, partitions, job.partition_count)

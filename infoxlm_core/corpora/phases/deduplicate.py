@@ -1,10 +1,10 @@
 """Phases write_keys and find_duplicates: find duplicate rows by comparing 16-byte entries instead of text.
 
 A row is compared in up to six ways: as a whole row, by each side as a sentence, by each side as labelled text, and by
-the bands of its MinHash signature. Each way has its own slot in the row, and each comparison an entry with a key. Among
-entries with equal keys, the first in input order is kept, and the others are duplicates. Among rows that share a
-MinHash band, only the first is kept. If documents are compared, a document's first row has an entry for the whole
-document.
+the bands of its MinHash signature. Each way has a number in the row, its slot. An entry stands for one comparison of a
+row. It contains the slot, a key, and a digest of the exact text. Among entries with equal keys, the first in input
+order is kept, and the others are duplicates. Among rows that share a MinHash band, only the first is kept. If documents
+are compared, a document's first row has an entry for the whole document.
 
 reasons/PART     reason to drop each row, as a one-byte index in `REASONS`
 keys/PART        entries of the part, in slices by partition
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from infoxlm_core.corpora import cleaning, length_ratio
 from infoxlm_core.corpora.phases.clean import DRAWN_HELD_OUT, find_partitions, flatten_lists
 from infoxlm_core.corpora.phases.job import Job, Part, Record
-from infoxlm_core.corpora.phases.reserve import REASONS, ReservedText, load_reserved_text
+from infoxlm_core.corpora.phases.reserve import NO_REASON, REASONS, ReservedText, load_reserved_text
 from infoxlm_core.corpora.tables import HELD_OUT
 
 STATES = ("kept", "duplicate", "near_duplicate", "similar")
@@ -35,18 +35,18 @@ COMPARED_COLUMNS = (
     "document_line", "casefolded", "letters", "exact", "ngrams", "minhash_bands", "log_ratio", "drawn", "is_long"
 )  # fmt: skip
 """Columns of staged rows that this module reads."""
-_HELD_OUT_SHARE = REASONS.index("held_out_share")
-_LABELLED = REASONS.index("labelled")
-_ENTRY = np.dtype([("key", "<u8"), ("slot", "<u4"), ("exact", "<u4")])
-"""An entry. key: digest of the letters and the table · slot: slot number in the part · exact: digest of the unchanged
-text, which distinguishes duplicates from near-duplicates. 32 bits suffice, because only equal keys are compared."""
+_HELD_OUT_SHARE_REASON = REASONS.index("held_out_share")
+_LABELLED_REASON = REASONS.index("labelled")
+_ENTRY = np.dtype([("key", "<u8"), ("slot", "<u4"), ("text", "<u4")])
+"""An entry. key: digest of the letters and the table · slot: slot number in the part · text: digest of the unchanged
+text, to find near-duplicates. It needs neither 64 bits nor a seed, because it is compared only among equal keys."""
 
 
 @dataclass(frozen=True)
 class TableRows:
     """Selection of a part's rows for one output table. Duplicates are removed later."""
 
-    slot: int
+    slot: int  # slot by which the rows are compared
     kind: str  # table directory, or "labelled"
     languages: tuple[str, ...]
     sides: list[int]  # indices of the row's texts to write
@@ -58,21 +58,21 @@ def select_table_rows(
 ) -> list[TableRows]:
     """Select rows of a part for each output table. Duplicates are removed later.
 
-    Each selection has its own slot in a row: a number that distinguishes the ways in which the row is compared.
+    No row is selected both for training pairs and for held-out pairs, so these selections have the same slot.
 
     Args:
         job: job of the preparation.
         part: part that contains the rows.
         rows: staged rows of the part.
-        reasons: reasons to drop the rows (rows,), as indices in `REASONS`; 0: keep the row.
+        reasons: reasons to drop the rows (rows,), as indices in `REASONS`.
         is_duplicate: mask of known duplicates (rows,). Their sides are not selected separately.
     """
     all_sides = list(range(len(part.languages)))
-    selections = [TableRows(WHOLE_ROW, part.kind, part.languages, all_sides, reasons == 0)]
+    selections = [TableRows(WHOLE_ROW, part.kind, part.languages, all_sides, reasons == NO_REASON)]
     if part.kind != "pairs":
         return selections
-    selections.append(TableRows(WHOLE_ROW, "held_out", part.languages, all_sides, reasons == _HELD_OUT_SHARE))
-    is_training = (reasons == 0) & ~is_duplicate
+    selections.append(TableRows(WHOLE_ROW, "held_out", part.languages, all_sides, reasons == _HELD_OUT_SHARE_REASON))
+    is_training = (reasons == NO_REASON) & ~is_duplicate
     if job.config.monolingual_from_pairs:
         for side, language in enumerate(part.languages):
             selections.append(TableRows(FIRST_SIDE + side, "mono", (language,), [side], is_training))
@@ -93,13 +93,13 @@ def _select_labelled_sides(
     no label.
 
     Known limitation: sides are compared before duplicate pairs are known. A pair may be too short for a label, while a
-    later duplicate is long enough because of additional punctuation. The duplicate is dropped with its sides, but these
-    sides still count as the first occurrence of their text.
+    later duplicate is long enough because of additional punctuation. The duplicate is dropped with its sides. Sides of
+    later pairs with the same text still count as duplicates of these sides, so the text is lost as labelled text.
     """
-    side_letters = flatten_lists(pairs["letters"]).reshape(-1, 2)
+    side_digests = flatten_lists(pairs["letters"]).reshape(-1, 2)
     is_long_training = is_training & pairs["is_long"].to_numpy()
-    is_test = (reasons == _LABELLED) & reserved_text.contains("labelled_messages", side_letters[:, 0])
-    is_shared = reserved_text.contains("shared", side_letters.ravel()).reshape(-1, 2)
+    is_test = (reasons == _LABELLED_REASON) & reserved_text.contains("labelled_messages", side_digests[:, 0])
+    is_shared = reserved_text.contains("shared", side_digests.ravel()).reshape(-1, 2)
     is_labelled_pair = is_long_training | is_test
     return is_labelled_pair[:, None] & ~is_shared
 
@@ -114,7 +114,7 @@ def write_keys(job: Job, part_number: int) -> Record:
     reasons = find_reasons(job, part, rows)
     similarity_filter = job.config.cleaning.similarity
     if similarity_filter and part.kind == "pairs":
-        remaining_rows = np.flatnonzero(reasons == 0)
+        remaining_rows = np.flatnonzero(reasons == NO_REASON)
         similarities = np.frombuffer(job.files.read(f"similarities/{part.name}"), np.float32)  # (remaining rows,)
         is_similar = similarities >= similarity_filter.minimum
         reasons[remaining_rows[~is_similar]] = REASONS.index("not_similar")
@@ -123,7 +123,7 @@ def write_keys(job: Job, part_number: int) -> Record:
         _put_entries(job, part.name, _make_document_entries(part, rows))
         return {}
     is_duplicate = np.zeros(len(rows), bool)  # unknown until the next phase has run
-    entries = [_make_minhash_entries(part, rows, reasons == 0)]
+    entries = [_make_minhash_entries(part, rows, reasons == NO_REASON)]
     for table_rows in select_table_rows(job, part, rows, reasons, is_duplicate):
         entries.append(_make_entries(part, rows, table_rows))
     _put_entries(job, part.name, np.concatenate(entries))
@@ -141,20 +141,20 @@ def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
     if part.kind in HELD_OUT:  # these rows are themselves reserved text
         return reasons
     is_drawn = rows["drawn"].to_numpy() == DRAWN_HELD_OUT
-    reasons[(reasons == 0) & is_drawn] = _HELD_OUT_SHARE
-    return np.where(reasons == 0, load_reserved_text(job).find_reasons(rows), reasons)
+    reasons[(reasons == NO_REASON) & is_drawn] = _HELD_OUT_SHARE_REASON
+    return np.where(reasons == NO_REASON, load_reserved_text(job).find_reasons(rows), reasons)
 
 
 def _make_entries(part: Part, rows: pa.Table, table_rows: TableRows) -> np.ndarray:
-    """Return the entries of a table's rows."""
+    """Return an entry for each of a table's rows, by which the row is compared with other rows."""
     row_numbers = np.flatnonzero(table_rows.is_selected)
-    letters = flatten_lists(rows["letters"]).reshape(-1, len(part.languages))
-    exact = flatten_lists(rows["exact"]).reshape(-1, len(part.languages))
+    letter_digests = flatten_lists(rows["letters"]).reshape(-1, len(part.languages))
+    text_digests = flatten_lists(rows["exact"]).reshape(-1, len(part.languages))
     seed = cleaning.digest(table_rows.kind, *table_rows.languages)  # rows of different tables are never duplicates
     entries = np.empty(len(row_numbers), _ENTRY)
-    entries["key"] = _hash_rows(seed, letters[row_numbers][:, table_rows.sides])
+    entries["key"] = _hash_rows(seed, letter_digests[row_numbers][:, table_rows.sides])
     entries["slot"] = row_numbers * SLOTS_PER_ROW + table_rows.slot
-    entries["exact"] = _hash_rows(0, exact[row_numbers][:, table_rows.sides]).astype(np.uint32)
+    entries["text"] = _hash_rows(0, text_digests[row_numbers][:, table_rows.sides]).astype(np.uint32)
     return entries
 
 
@@ -163,7 +163,7 @@ def _make_minhash_entries(part: Part, rows: pa.Table, is_selected: np.ndarray) -
     bands = rows["minhash_bands"].filter(pa.array(is_selected))
     row_numbers = np.repeat(np.flatnonzero(is_selected), pc.list_value_length(bands).to_numpy())
     digests = flatten_lists(bands)
-    entries = np.zeros(len(digests), _ENTRY)  # `exact` stays 0, so that a part sends each band only once
+    entries = np.zeros(len(digests), _ENTRY)  # `text` stays 0, so that a part sends each band only once
     entries["key"] = _hash_rows(cleaning.digest("bands", part.kind, *part.languages), digests[:, None])
     entries["slot"] = row_numbers * SLOTS_PER_ROW + MINHASH_BANDS
     return entries
@@ -177,13 +177,13 @@ def _make_document_entries(part: Part, rows: pa.Table) -> np.ndarray:
     first_row_of_document = find_documents(rows)
     document_starts = np.unique(first_row_of_document)
     positions = (np.arange(len(rows)) - first_row_of_document).astype(np.uint64)
-    letters = np.stack([flatten_lists(rows["letters"]), positions], axis=1)
-    exact = np.stack([flatten_lists(rows["exact"]), positions], axis=1)
+    letter_digests = np.stack([flatten_lists(rows["letters"]), positions], axis=1)
+    text_digests = np.stack([flatten_lists(rows["exact"]), positions], axis=1)
     seed = cleaning.digest("documents", part.kind, *part.languages)
     entries = np.empty(len(document_starts), _ENTRY)
-    entries["key"] = np.add.reduceat(_hash_rows(seed, letters), document_starts)
+    entries["key"] = np.add.reduceat(_hash_rows(seed, letter_digests), document_starts)
     entries["slot"] = document_starts * SLOTS_PER_ROW + WHOLE_ROW
-    entries["exact"] = np.add.reduceat(_hash_rows(0, exact), document_starts).astype(np.uint32)
+    entries["text"] = np.add.reduceat(_hash_rows(0, text_digests), document_starts).astype(np.uint32)
     return entries
 
 
@@ -208,8 +208,8 @@ def _put_entries(job: Job, part_name: str, entries: np.ndarray) -> None:
 
     Partitions thus remain small, even if a part repeats a text millions of times.
     """
-    entries = entries[np.lexsort((entries["slot"], entries["exact"], entries["key"]))]  # by key, then text, then slot
-    is_first = _starts_group(entries["key"]) | _starts_group(entries["exact"])
+    entries = entries[np.lexsort((entries["slot"], entries["text"], entries["key"]))]  # by key, then text, then slot
+    is_first = _starts_group(entries["key"]) | _starts_group(entries["text"])
     first_slots = entries["slot"][_find_group_starts(is_first)]
     repeated_and_first_slots = np.stack([entries["slot"], first_slots], axis=1)[~is_first]
     job.files.put(f"repeats/{part_name}", repeated_and_first_slots.tobytes())
@@ -230,7 +230,7 @@ def _find_group_starts(starts_group: np.ndarray) -> np.ndarray:
 
 
 def find_duplicates(job: Job, partition: int) -> Record:
-    """Write the slots of a partition's duplicates. Among entries with equal keys, the first in input order is kept."""
+    """Write the slots of a partition's duplicates: of all entries with equal keys except the first in input order."""
     entries_of_parts = [
         job.read_slice(f"keys/{part.name}", _ENTRY, partition, job.partition_count) for part in job.parts
     ]
@@ -241,8 +241,8 @@ def find_duplicates(job: Job, partition: int) -> Record:
     entries = entries[order]
     part_numbers = part_numbers[order]
     is_first = _starts_group(entries["key"])
-    exact_of_first = entries["exact"][_find_group_starts(is_first)]
-    is_near_duplicate = entries["exact"] != exact_of_first
+    text_of_first = entries["text"][_find_group_starts(is_first)]
+    is_near_duplicate = entries["text"] != text_of_first
     duplicates = 2 * entries["slot"] + is_near_duplicate  # the lowest bit marks near duplicates
     job.put_slices(f"duplicates/{partition}", duplicates[~is_first], part_numbers[~is_first], len(job.parts))
     return {}
@@ -258,8 +258,8 @@ def read_states(job: Job, part_number: int, row_count: int) -> np.ndarray:
         states[slots] = DUPLICATE + is_near_duplicate
     repeats = np.frombuffer(job.files.read(f"repeats/{job.parts[part_number].name}"), np.uint32)
     repeated_slots, first_slots = repeats.reshape(-1, 2).T
-    # A repetition is at least a duplicate. It is a near-duplicate if the first slot is a near-duplicate of another
-    # part's text.
+    # An entry that repeats an earlier entry of the part has the same state, but is at least a duplicate. The maximum is
+    # right because KEPT < DUPLICATE < NEAR_DUPLICATE.
     states[repeated_slots] = np.maximum(states[first_slots], DUPLICATE)
     states_of_rows = states.reshape(-1, SLOTS_PER_ROW)
     # Only the state of the whole row decides whether the row is written, so copy the result of MinHash to it.

@@ -23,6 +23,7 @@ from infoxlm_core.corpora.phases.job import Files, Job, Record
 
 REASONS = ("", "length_ratio", "held_out_share", "held_out", "evaluation_set", "labelled", "overlap", "not_similar")
 """Reasons to drop a clean row. Files store their index. If several reasons apply, the first is counted."""
+NO_REASON = 0  # index of the rows to keep
 _COLUMNS_OF_REASON = {
     "held_out": ("casefolded", "letters"),
     "evaluation_set": ("casefolded", "letters"),
@@ -31,8 +32,8 @@ _COLUMNS_OF_REASON = {
 }
 """Mapping from the reason for reserving text to the columns of `Keys` that are compared with the text's digests."""
 SETS = (*_COLUMNS_OF_REASON, "labelled_messages", "shared")
-"""Sets of digests: one for each reason · labelled_messages: pivot-side letters of the labelled test set · shared:
-letters of text that several corpora contain."""
+"""Sets of digests: one for each reason · labelled_messages: pivot sides of the labelled test set · shared: texts
+that several corpora contain. The last two sets contain letter digests."""
 
 
 def reserve_test_sets(job: Job, _: int) -> Record:
@@ -57,22 +58,21 @@ def reserve_test_sets(job: Job, _: int) -> Record:
 
 
 def choose_labelled_test_set(job: Job, partition: int) -> Record:
-    """Store a partition's letters that several corpora contain, and choose messages for the labelled test set.
+    """Store a partition's digests of texts in several corpora, and choose messages for the labelled test set.
 
     A message's label is its corpus, so messages in several corpora cannot be labelled.
     """
-    letters_by_corpus: defaultdict[str, list[np.ndarray]] = defaultdict(list)
+    digests_by_corpus: defaultdict[str, list[np.ndarray]] = defaultdict(list)
     candidates_of_parts = [np.empty(0, LETTERS_OF_PAIR)]
     for part in job.parts:
-        letters = job.read_slice(f"letters/{part.name}", np.uint64, partition, job.partition_count)
-        letters_by_corpus[part.corpus].append(letters)
-        candidates_of_parts.append(
-            job.read_slice(f"labelled_candidates/{part.name}", LETTERS_OF_PAIR, partition, job.partition_count)
-        )
-    distinct_letters = [np.unique(np.concatenate(letters)) for letters in letters_by_corpus.values()]
-    all_letters = np.concatenate([np.empty(0, np.uint64), *distinct_letters])
-    letters, corpus_counts = np.unique(all_letters, return_counts=True)
-    shared = letters[corpus_counts > 1]
+        letter_digests = job.read_slice(f"letters/{part.name}", np.uint64, partition, job.partition_count)
+        digests_by_corpus[part.corpus].append(letter_digests)
+        drawn = job.read_slice(f"labelled_candidates/{part.name}", LETTERS_OF_PAIR, partition, job.partition_count)
+        candidates_of_parts.append(drawn)
+    distinct_digests = [np.unique(np.concatenate(digests)) for digests in digests_by_corpus.values()]
+    all_digests = np.concatenate([np.empty(0, np.uint64), *distinct_digests])
+    digests, corpus_counts = np.unique(all_digests, return_counts=True)
+    shared = digests[corpus_counts > 1]
     candidates = np.concatenate(candidates_of_parts)
     chosen = candidates[~_contains(shared, candidates["source"])]
     sides = np.union1d(chosen["source"], chosen["target"])
@@ -111,7 +111,7 @@ class ReservedText:
         self.ngram_length = ngram_length if len(digests["overlap"]) else 0
 
     def find_reasons(self, keys: pa.Table) -> np.ndarray:
-        """Return the reason for reserving each row's text (rows,), as an index in `REASONS`; 0: not reserved.
+        """Return the reason for reserving each row's text (rows,), as an index in `REASONS`, or `NO_REASON`.
 
         Args:
             keys: table with the fields `casefolded`, `letters` and `ngrams` of `Keys` as columns.
@@ -120,7 +120,7 @@ class ReservedText:
         for reason, columns in _COLUMNS_OF_REASON.items():
             for column in columns:
                 is_reserved = _contains_any(self.digests[reason], keys[column])
-                reasons[(reasons == 0) & is_reserved] = REASONS.index(reason)
+                reasons[(reasons == NO_REASON) & is_reserved] = REASONS.index(reason)
         return reasons
 
     def contains(self, set_name: str, values: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from infoxlm_core.corpora.phases.deduplicate import (
     select_table_rows,
 )
 from infoxlm_core.corpora.phases.job import FileKey, Job, Part, Record, RowCounts, counts_to_json
-from infoxlm_core.corpora.phases.reserve import REASONS, ReservedText, load_reserved_text
+from infoxlm_core.corpora.phases.reserve import NO_REASON, REASONS, ReservedText, load_reserved_text
 from infoxlm_core.corpora.tables import HELD_OUT, LABELLED
 from infoxlm_core.errors import EvaluationLeak
 
@@ -35,7 +35,7 @@ def write_tables(job: Job, part_number: int) -> Record:
     part = job.parts[part_number]
     rows = job.read_table(f"staged/{part.name}", ("texts", "file", "document_line", "letters", "is_long"))
     reasons = np.frombuffer(job.files.read(f"reasons/{part.name}"), np.uint8)
-    states = read_states(job, part_number, len(rows))
+    states = read_states(job, part_number, len(rows))  # (rows, slots), see `deduplicate`
     if job.config.corpora[part.source_number].compares_documents:
         states = states[find_documents(rows)]  # a document's rows share the state of its first row
     counts: RowCounts = defaultdict(Counter)
@@ -44,7 +44,7 @@ def write_tables(job: Job, part_number: int) -> Record:
         _count_rows(counts, key_of_part, rows, reason, reasons == reason_number)
     tables_by_name: dict[str, pa.Table] = {}
     is_labelled = np.zeros((len(rows), 2), bool)
-    # The sides of a similar pair are new text, but the sides of a duplicate are not.
+    # A pair in the state `similar` is dropped, but its sides are new text. The sides of a duplicate are not.
     is_duplicate = np.isin(states[:, WHOLE_ROW], (DUPLICATE, NEAR_DUPLICATE))
     for table_rows in select_table_rows(job, part, rows, reasons, is_duplicate):
         slot_states = states[:, table_rows.slot]
@@ -97,7 +97,7 @@ def _make_table(rows: pa.Table, sides: list[int], is_written: np.ndarray) -> pa.
 
 
 def _make_labelled_table(part: Part, pairs: pa.Table, reasons: np.ndarray, is_labelled: np.ndarray) -> pa.Table:
-    """Return a table of labelled text. A text's label is its corpus.
+    """Return a table of labelled text. Its label is the corpus. Rows with the reason `labelled` are the test split.
 
     Args:
         part: part that contains the pairs.
@@ -105,10 +105,10 @@ def _make_labelled_table(part: Part, pairs: pa.Table, reasons: np.ndarray, is_la
         reasons: reasons to drop the rows (rows,), as indices in `REASONS`.
         is_labelled: mask of labelled sides (rows, 2).
     """
-    row_numbers, sides = np.nonzero(is_labelled)  # in the order of `texts`
+    row_numbers, sides = np.nonzero(is_labelled)  # one element per labelled side, in the order of `texts`
     texts = pc.list_flatten(pairs["texts"]).filter(pa.array(is_labelled.ravel()))
     languages = np.array(part.languages)[sides]
-    splits = np.where(reasons[row_numbers] == 0, "train", "test")
+    splits = np.where(reasons[row_numbers] == NO_REASON, "train", "test")
     columns = [texts, pa.array([part.corpus] * len(texts)), pa.array(languages), pa.array(splits)]
     return pa.table(columns, schema=tables.make_text_schema(*LABELLED))
 
@@ -119,13 +119,13 @@ def check_leaks(table: pa.Table, path: str, reserved_text: ReservedText) -> None
     rows = list(zip(*(table[name].to_pylist() for name in text_columns), strict=True))
     keys_of_rows = [fingerprints.compute_keys(texts, reserved_text.ngram_length) for texts in rows]
     reasons = reserved_text.find_reasons(tables.make_table(pa.schema(KEY_COLUMNS), keys_of_rows))
-    is_leak = reasons > 0
+    is_leak = reasons != NO_REASON
     if "split" in table.column_names:
-        # The labelled test set is itself reserved text, but must not contain text of other evaluations, whose reasons
-        # precede `labelled` in `REASONS`.
+        # The labelled test set is itself reserved text, and may quote other reserved text (`overlap`). Whole texts of
+        # other evaluations are leaks. Their reasons precede `labelled` in `REASONS`.
         is_test = pc.equal(table["split"], "test").to_numpy()
-        is_own_text = is_test & (reasons >= REASONS.index("labelled"))
-        is_leak &= ~is_own_text
+        is_allowed = is_test & (reasons >= REASONS.index("labelled"))
+        is_leak &= ~is_allowed
     if is_leak.any():
         row = int(np.argmax(is_leak))
         raise EvaluationLeak(
