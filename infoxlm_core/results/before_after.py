@@ -23,6 +23,7 @@ MAX_EXAMPLES = 18
 """Largest number of fixed answers that a page lists, and of broken answers."""
 MAX_NEIGHBOURS = 10
 """Largest number of questions that a page lists with their nearest sentences."""
+_MEAN_ROW = 0  # index of the mean over all languages in a table of `compare_outcomes`
 _format_percent = partial(format_percent, decimals=2)
 
 
@@ -141,7 +142,7 @@ def find_examples(questions: "Questions", start_answers: pd.DataFrame, encoder_a
         start_answers: table of answers before the training, made by `held_out.tabulate`.
         encoder_answers: table of answers after the training, in the same order.
     """
-    # With new row numbers, row i of both tables answers the same question. `place` names the kind of vector.
+    # `served` is the vector that users get. With new row numbers, row i of both tables answers the same question.
     before = start_answers[start_answers["place"] == "served"].reset_index()
     after = encoder_answers[encoder_answers["place"] == "served"].reset_index()
     answers = after[["language", "direction"]].assign(
@@ -169,8 +170,8 @@ def _select_examples(questions: "Questions", answers: pd.DataFrame, limit: int) 
 
     Args:
         questions: held-out questions.
-        answers: table with the indices of each question (`row`) and of the sentences retrieved for it in
-            `questions.pairs`.
+        answers: table with one row per answer. Its columns `row`, `nearest_before` and `nearest_after` have the indices
+            of the question and of the retrieved sentences in `questions.pairs`.
         limit: largest number of examples.
     """
     rank_in_language = answers.groupby("language").cumcount()
@@ -212,7 +213,7 @@ def build_sections(
         hours: costs of the run up to its evaluation, such as {"cost/cpu_hours/all": 0.5}.
     """
     sections = [_build_gains_section(model, comparison, hours)]
-    changed_tables = _tabulate_changed_answers(examples, comparison["held_out"][0])
+    changed_tables = _tabulate_changed_answers(examples, totals=comparison["held_out"][_MEAN_ROW])
     if changed_tables:
         sections.append(Section("Broken and fixed pairs", tables=changed_tables))
     sections.append(_build_neighbours_section(examples.neighbours))
@@ -221,36 +222,36 @@ def build_sections(
 
 def _build_gains_section(model: str, comparison: Mapping[str, Any], hours: Mapping[str, float]) -> Section:
     """Build the section about the gains by language and the hours of the run."""
-    total = comparison["held_out"][0]
+    totals = comparison["held_out"][_MEAN_ROW]
     text = (
-        f"“start” is the encoder before this training. Each of the {total['answers']:,} answers is for one held-out "
-        f"pair and direction. The training fixed {total['fixed']:,} wrong answers and broke {total['broken']:,} right "
-        f"answers. Below each gain is its paired {INTERVAL}."
+        f"“start” is the encoder before this training. Each of the {totals['answers']:,} answers is for one held-out "
+        f"pair and direction. The training fixed {totals['fixed']:,} wrong answers and broke {totals['broken']:,} "
+        f"right answers. Below each gain is its paired {INTERVAL}."
     )
     tables = [_tabulate_changes("before-after", "Held-out pairs", model, comparison["held_out"])]
     problems = []
     if "guard" in comparison:
         tables.append(_tabulate_changes("before-after-guard", "Guard: general text", model, comparison["guard"]))
-        guard = comparison["guard"][0]
+        guard = comparison["guard"][_MEAN_ROW]
         if guard["upper"] < 0:
             problems.append(f"The encoder is worse on general text: the guard lost {-100 * guard['gain']:.2f} points.")
     facts = []
     for name, value in hours.items():
         device = name.split("/")[1].removesuffix("_hours").upper()  # "cost/cpu_hours/all" -> "CPU"
-        description = f"{value:.2f}, up to this evaluation, without pipeline steps that an earlier run finished"
+        description = f"{value:.2f}, up to this evaluation, without steps whose results were reused"
         facts.append(Fact(f"{device} hours", description))
     return Section("Before and after", text, problems=problems, tables=tables, facts=facts)
 
 
-def _tabulate_changed_answers(examples: Examples, total: Mapping[str, Any]) -> list[PageTable]:
-    """Tabulate examples of broken and fixed answers. `total` contains the counts of all such answers."""
+def _tabulate_changed_answers(examples: Examples, totals: Mapping[str, Any]) -> list[PageTable]:
+    """Tabulate examples of broken and fixed answers. `totals` contains the counts of all such answers."""
     tables = []
     if examples.broken:
-        title = f"Broken: found before the training, but not after it ({len(examples.broken)} of {total['broken']:,})"
+        title = f"Broken: found before the training, but not after it ({len(examples.broken)} of {totals['broken']:,})"
         lines = [_make_line(example, [example.retrieved_after]) for example in examples.broken]
         tables.append(_make_examples_table("broken", title, ["found instead"], lines))
     if examples.fixed:
-        title = f"Fixed: found only after the training ({len(examples.fixed)} of {total['fixed']:,})"
+        title = f"Fixed: found only after the training ({len(examples.fixed)} of {totals['fixed']:,})"
         lines = [_make_line(example, [example.retrieved_before]) for example in examples.fixed]
         tables.append(_make_examples_table("fixed", title, ["found before"], lines))
     return tables
@@ -280,7 +281,7 @@ def _make_examples_table(name: str, title: str, retrieved_headings: Sequence[str
 
 
 def build_merge_section(merge: Mapping[str, Any]) -> Section:
-    """Build the section about merging the start and the trained encoder into a weighted mean.
+    """Build the section about the weighted mean of the starting encoder and the trained encoder.
 
     Args:
         merge: mapping with the chosen `weight`; `passed`, the result of the check on the guard; `largest_loss`, the

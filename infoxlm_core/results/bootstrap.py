@@ -48,8 +48,8 @@ def paired_bootstrap(
         raise ValueError("the models answered different questions")
     gain_table = (candidate - reference).unstack("language").fillna(MISSING)  # `np.unique` would not merge NaN rows
     gains = gain_table.to_numpy(dtype=float)  # (questions, languages)
-    # Questions with equal gains are interchangeable. Drawing the count of each distinct row is much faster than
-    # drawing questions.
+    # Questions with equal rows of gains are interchangeable. Drawing how often each distinct row occurs is much faster
+    # than drawing questions.
     distinct_gains, counts = np.unique(gains, axis=0, return_counts=True)  # (D, languages), (D,)
     is_present = distinct_gains != MISSING
     gains_or_zero = np.where(is_present, distinct_gains, 0.0)
@@ -70,8 +70,8 @@ def _average_over_languages(
     """Average the gains of each sample over the questions of a language, then over languages.
 
     Args:
-        sampled_counts: count of each of the D distinct gain rows in each sample (samples, D).
-        gains_or_zero: distinct gains (D, languages); 0 if a question is missing in a language.
+        sampled_counts: how often each sample contains each of the D distinct rows of gains (samples, D).
+        gains_or_zero: distinct rows of gains (D, languages); 0 if a question is missing in a language.
         is_present: mask of the questions that exist in a language (D, languages).
     """
     weights = sampled_counts.astype(float)

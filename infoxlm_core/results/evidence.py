@@ -4,11 +4,11 @@ The file is a table with one row per model, question and direction:
 
     model | task | place | language | direction | question | unshared | right
 
-`place` names the vector, and `direction` is "to_pivot" or "from_pivot". Both are empty for tasks other than retrieval.
-The vectors are "served", the vector that users get; "best", whose layer was chosen on these questions; and "centred",
-"served" minus the language's mean vector. Older releases wrote "contrast" instead of "served", and only for models with
-a contrast layer. `question` is a digest, so that the table of a confidential test may be published with its model. A
-sentence has the same digest in every language for which it is a question.
+`place` names the kind of vector, and `direction` is "to_pivot" or "from_pivot". Both are empty for tasks other than
+retrieval. The kinds are "served", the vector that users get; "best", whose layer was chosen on these questions; and
+"centred", "served" minus the language's mean vector. Older releases wrote "contrast" instead of "served", and only for
+models with a contrast layer. `question` is a digest, so that the table of a confidential test may be published with its
+model. A sentence has the same digest in every language for which it is a question.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,8 +48,8 @@ class Outcomes:
     def select_rows(self, metric: str) -> pd.DataFrame:
         """Select the rows of the table from which a metric is computed.
 
-        The column `place` names the kind of vector. All retrieval metrics except `best` and `centred` use `served`, the
-        vector that users get. Other tasks have one kind without name.
+        The `place` column names the kind of vector. All retrieval metrics except `best` and `centred` use `served`, the
+        vector that users get. In other tasks, `place` is empty.
 
         Raises:
             InputError: the metric is not a share of correct answers, or the table has no answers for the metric.

@@ -33,7 +33,8 @@ class Verdict:
 
     passed: bool
     reason: str
-    figures: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> fields of `Interval`, and `least`
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metric -> fields of `Interval`, and `least`, the gain that the interval must exceed."""
 
 
 def decide(
@@ -62,7 +63,7 @@ def decide(
 
 def _compare_outcomes(candidate: Contender, reference: Contender, gate: Mapping[str, float]) -> Verdict:
     """Decide whether a candidate is better than a reference on the same questions."""
-    comparison = f"{_list_scores(candidate, gate)}: {reference.name} has {_list_scores(reference, gate)}"
+    comparison = f"{_list_scores(candidate, gate)}; {reference.name} has {_list_scores(reference, gate)}"
     if reference.tags.get("test_set") != candidate.tags.get("test_set"):
         return Verdict(False, f"candidate with {comparison} on another test set, promote by hand")
     candidate_outcomes = candidate.read_outcomes()
@@ -73,7 +74,7 @@ def _compare_outcomes(candidate: Contender, reference: Contender, gate: Mapping[
         return Verdict(False, f"candidate with {comparison}, {name} has no outcomes by question: {advice}")
     figures: dict[str, dict[str, float]] = {}
     unproven_metrics = []
-    for metric, limit in gate.items():
+    for metric, least_gain in gate.items():
         try:
             candidate_scores = _score_questions(candidate, candidate_outcomes, metric)
             reference_scores = _score_questions(reference, reference_outcomes, metric)
@@ -83,11 +84,11 @@ def _compare_outcomes(candidate: Contender, reference: Contender, gate: Mapping[
         except ValueError:  # the models answered different questions
             reason = f"candidate with {comparison} on other questions of {metric}, promote by hand"
             return Verdict(False, reason, figures)
-        figures[metric] = asdict(interval) | {"least": limit}
+        figures[metric] = asdict(interval) | {"least": least_gain}
         if interval.questions < FEWEST_QUESTIONS:  # too few for any verdict, so the other metrics do not matter
             problem = f"{metric} has {interval.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
             return Verdict(False, f"candidate with {comparison}, but {problem}", figures)
-        if not interval.lower > limit:  # also true for NaN
+        if not interval.lower > least_gain:  # also true for NaN
             unproven_metrics.append(metric)
     gains = describe_gains(figures)
     if unproven_metrics:

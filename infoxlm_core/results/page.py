@@ -83,7 +83,7 @@ def write_sweep_report(output: Path, name: str, summary: Summary) -> None:
         summary: results of the sweep.
     """
     files = {f"{name}.json": to_json(summary.to_dict())}
-    if summary.tasks:
+    if summary.tasks:  # an ablation has none
         files["model_card.md"] = _render_suite_card(summary)
     write_page(output, name, summary, build_sections(summary))
     write_files(output, files)

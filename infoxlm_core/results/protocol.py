@@ -42,7 +42,7 @@ def name_setting(suite_task: SuiteTaskConfig, finished_scores: Iterable[Scores])
     """
     training_languages = set(_list_training_languages(suite_task, finished_scores))
     task_languages = set(task_of(suite_task.settings).order)
-    if training_languages <= {"en"}:  # empty, if only the data show the languages and no trial has finished
+    if training_languages <= {"en"}:  # empty if the settings declare none and no trial has finished
         is_test_translated = bool(getattr(suite_task.settings, "translated_test", ()))
         return "translate-test" if is_test_translated else "zero-shot"
     return "translate-train-all" if training_languages == task_languages else "other"
@@ -94,7 +94,7 @@ def _describe_fine_tuning(suite_task: SuiteTaskConfig, finished_scores: Sequence
         "training languages": ", ".join(_list_training_languages(suite_task, finished_scores)) or "unknown",
         "training": _describe_training(suite_task, finished_scores),
         "learning rates tried": _format_sorted(learning_rates),
-        "checkpoint (#M)": describe_rule({"rule": settings.selection.rule}, grid_dev_languages),
+        "checkpoint (#M)": describe_rule({"rule": settings.selection.rule}, grid_dev_languages),  # the paper's term
         "seeds": str(len(suite_task.seeds)),
     }
 

@@ -110,6 +110,7 @@ def _build_map_section(models: Mapping[str, Any]) -> Section:
 
 def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> PageTable:
     """Tabulate the number of held-out pairs by language. A note lists the languages with too few pairs for a score."""
+    # `drawn`: the held-out pairs that were drawn as questions
     fields = {"held out": "held_out", "drawn": "drawn", "that share no token": "no_overlap"}
     rows = {}
     for label, field in fields.items():

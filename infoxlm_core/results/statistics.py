@@ -36,20 +36,18 @@ def summarise_seeds(values: Mapping[int, float | None], comparisons: int = 1) ->
         comparisons: number of intervals reported together. Bonferroni's correction widens each interval, so that all
             intervals together contain their true means with probability `CONFIDENCE`.
     """
-    by_seed: dict[int, float | None] = {}
-    for seed, value in values.items():
-        is_finite = value is not None and math.isfinite(value)
-        by_seed[seed] = value if is_finite else None
-    finite = [value for value in by_seed.values() if value is not None]
+    finite_by_seed = {seed: value for seed, value in values.items() if value is not None and math.isfinite(value)}
+    finite_or_none = {seed: finite_by_seed.get(seed) for seed in values}
+    finite = list(finite_by_seed.values())
     n = len(finite)
     if n < 2:  # one value has no deviation
-        return Statistic(n, fmean(finite) if finite else None, values=by_seed)
+        return Statistic(n, fmean(finite) if finite else None, values=finite_or_none)
     mean = fmean(finite)
     deviation = stdev(finite)
-    error_probability = (1 - CONFIDENCE) / comparisons
-    quantile = float(special.stdtrit(n - 1, 1 - error_probability / 2))  # inverse of Student's t distribution
+    alpha = (1 - CONFIDENCE) / comparisons  # significance level of one interval
+    quantile = float(special.stdtrit(n - 1, 1 - alpha / 2))  # inverse of Student's t distribution
     half_width = quantile * deviation / math.sqrt(n)
-    return Statistic(n, mean, deviation, (mean - half_width, mean + half_width), by_seed)
+    return Statistic(n, mean, deviation, (mean - half_width, mean + half_width), finite_or_none)
 
 
 def summarise_metrics_by_seed(

@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 from infoxlm_core.results.statistics import Statistic
 
+_RULE_HEADING = "#M"  # the paper's name for the number of checkpoints
 Cell = Statistic | float | str | None
 SENTENCE = "sentence"
 """Role of a column with corpus sentences. They may contain any character."""
@@ -62,10 +63,10 @@ class Line:
     name: str
     cells: tuple[Cell, ...]
     detail: str = ""
-    rule: str = ""  # #M: number of checkpoints, and how they were chosen
+    rule: str = ""  # number of checkpoints, and how they were chosen; see `_RULE_HEADING`
     source: str = ""
     what: str = ""  # description shown below the model's name
-    seeds: int = 0  # number of finished seeds; a figure from fewer seeds shows their number
+    seeds: int = 0  # expected number of seeds; a figure from fewer seeds shows its number of seeds
     marked: int | None = None  # index of the highlighted cell
 
 
@@ -109,7 +110,7 @@ def to_statistic(cell: Cell) -> Statistic:
 def format_cell(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
     """Format a cell's mean and its deviation over seeds as two texts, such as `76.2` and ` ± 0.3`.
 
-    If the cell has fewer than `seeds` seeds, their number follows the deviation.
+    If the cell has fewer than `seeds` seeds, its number of seeds follows the deviation.
     """
     if isinstance(cell, str):
         return cell, ""
@@ -155,7 +156,7 @@ def to_text_rows(table: PageTable, sources: Sequence[str] = ()) -> list[list[str
     if any(line.detail for line in lines):
         columns.append(["details", *(line.detail for line in lines)])
     if any(line.rule for line in lines):
-        columns.append(["#M", *(line.rule for line in lines)])
+        columns.append([_RULE_HEADING, *(line.rule for line in lines)])
     for index, column in enumerate(table.columns):
         texts = [_to_text(column, line.cells[index], line.seeds) for line in lines]
         columns.append([column.name, *texts])
@@ -191,7 +192,7 @@ def to_csv(table: PageTable) -> str:
     rows = []
     for line in table.lines:
         origin = "published" if line.source else "ours"
-        row: dict[str, Any] = {"whose": origin, "model": line.name, "detail": line.detail, "#M": line.rule}
+        row: dict[str, Any] = {"whose": origin, "model": line.name, "detail": line.detail, _RULE_HEADING: line.rule}
         for column, cell in zip(table.columns, line.cells, strict=True):
             if column.role == SENTENCE:
                 row[column.name] = cell

@@ -98,7 +98,7 @@ def tabulate_headlines(summary: Summary) -> PageTable:
             cells = [seeds, *cells]
         lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished_seeds))
     table = PageTable("headlines", "", tuple(columns), tuple(lines))
-    return replace(table, highlighted=summary.model) if summary.tasks else replace(table, head="variant")
+    return replace(table, highlighted=summary.model) if summary.tasks else replace(table, head="variant")  # ablation
 
 
 def _make_headline_column(summary: Summary, metric: str, has_intervals: bool = False) -> Column:
@@ -158,8 +158,8 @@ def _tabulate_variants(
         name: name of the table.
         columns: mapping from metric to column.
         cells_by_variant: mapping from variant to figures by metric.
-        are_over_seeds: whether figures are statistics over seeds. A figure from fewer seeds than planned shows their
-            number.
+        are_over_seeds: whether figures are statistics over seeds. A figure from fewer seeds than planned shows its
+            number of seeds.
     """
     lines = []
     for variant_name, variant in summary.variants.items():
@@ -232,7 +232,7 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str) -> PageTable:
         detail = ""
         if "served" in result.details:  # the vector that users get
             detail = describe_vector(result.details["served"])
-        rule = result.rule.strip("–")  # a task that trains nothing has no rule
+        rule = result.rule.strip("–")  # "–" stands for no rule: the task trains nothing
         lines.append(Line(model, (result.mean[metric], *scores), detail, rule))
     # Published results with several metrics are stored as one table per metric.
     published_name = task.table if task.table in published.tables() else f"{task.table}/{metric}"
@@ -308,7 +308,7 @@ def _make_vector_lines(models: Mapping[str, ModelResult], codes: Sequence[str], 
     """Make a row for each model and vector, ordered by vector as in the paper's tables."""
     first_result = next(iter(models.values()))
     lines = []
-    for vector_name in first_result.details["vectors"]:  # the task's settings, and so the same for all models
+    for vector_name in first_result.details["vectors"]:  # set by the task, so all models have the same vectors
         for model, result in models.items():
             vector = result.details["vectors"][vector_name]
             shares = [vector["languages"].get(code, {}).get(direction) for code in codes]
@@ -358,7 +358,7 @@ def _select_published_rows(table_name: str, codes: Sequence[str], kind: str = ""
         if row.note:
             notes.append(row.note)
     if lines and not has_same_languages:
-        notes.append("the languages differ from those of the paper's table, so published means cover only those shown")
+        notes.append("the paper's table has other languages, so published averages cover only the languages shown here")
     distinct_notes = dict.fromkeys(notes)  # several rows may have the same note
     return _PublishedRows(tuple(lines), tuple(distinct_notes))
 
@@ -376,7 +376,7 @@ def tabulate_grid(task: TaskSummary) -> PageTable | None:
         return None
     lines = []
     for model, result in task.models.items():
-        # As statistics, so that a cell with fewer seeds than the chosen point shows their number.
+        # As statistics, so that a score from fewer seeds than the chosen point's shows its number of seeds.
         cells = tuple(Statistic(len(grid_point.seeds), grid_point.by) for grid_point in result.grid)
         chosen_index = result.grid.index(result.chosen)
         lines.append(Line(model, cells, seeds=len(result.chosen.seeds), marked=chosen_index))

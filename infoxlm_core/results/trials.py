@@ -85,7 +85,7 @@ def plan(config: SuiteConfig) -> list[PlannedTrial]:
     """Plan the trials of a suite: every model with every grid point and seed, task by task.
 
     Raises:
-        ConfigError: two models have the same metric names, or a grid or its seeds cannot be used.
+        ConfigError: the names of two models give the same metric names, or a grid or its seeds cannot be used.
     """
     _check_model_names(config)
     planned_trials = []

@@ -138,8 +138,8 @@ def _compare_answers(
         try:
             candidate_scores = evidence.average([candidate[seed] for seed in seeds], name)
             reference_scores = evidence.average([reference[seed] for seed in seeds], name)
-            gain = paired_bootstrap(candidate_scores, reference_scores, level=level)
+            interval = paired_bootstrap(candidate_scores, reference_scores, level=level)
         except (InputError, ValueError):  # not a share of correct answers, or the variants answered different questions
             continue
-        differences[name] = Statistic(gain.questions, gain.gain, interval=(gain.lower, gain.upper))
+        differences[name] = Statistic(interval.questions, interval.gain, interval=(interval.lower, interval.upper))
     return differences

@@ -19,7 +19,7 @@ class GridPoint:
 
     grid: Mapping[str, Any]
     dev: float | None  # development score over all languages, averaged over finished seeds
-    by: float | None  # development score by which grid points are compared, averaged over finished seeds
+    by: float | None  # mean of `_find_selection_score` over finished seeds; `by` is the name in suite.json
     seeds: tuple[int, ...]  # finished seeds
 
 

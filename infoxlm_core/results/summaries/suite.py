@@ -45,7 +45,7 @@ class ModelResult:
     grid: tuple[GridPoint, ...]
     rule: str
     tuned: Mapping[int, str | None]  # seed -> location of the fine-tuned model in the store
-    steps: Mapping[int, Mapping[str, int]]
+    steps: Mapping[int, Mapping[str, int]]  # seed -> language -> step of the chosen checkpoint; "*": all languages
     languages: Mapping[str, Metrics]
     mean: Metrics
     transfer_gap: Metrics | None
@@ -110,11 +110,11 @@ class Summary:
         first. An ablation's metrics start with the variant: `full/retrieval/served`, followed by `/deviation` and `/n`.
         Differences from the first variant end in `/difference`, `/difference/low` and `/difference/high`.
         """
-        values = self._list_scores() if self.tasks else self._list_headlines()
+        values = self._list_scores() if self.tasks else self._list_variant_metrics()
         return {name: value for name, value in values if value is not None}
 
-    def _list_headlines(self) -> Iterator[tuple[str, float | None]]:
-        """Yield the name and the value of every metric of an ablation."""
+    def _list_variant_metrics(self) -> Iterator[tuple[str, float | None]]:
+        """Yield the name and the value of every metric of an ablation, with deviations and differences."""
         for name, variant in self.variants.items():
             for metric, statistic in variant.metrics.items():
                 yield f"{name}/{metric}", statistic.mean
@@ -208,7 +208,7 @@ def _join_tasks(
     variants = {}
     for model, location in models.items():
         statistics = {metric: metrics_by_model[model].get(metric, missing) for metric in headline_metrics}
-        # Seeds differ between tasks, so only the results of tasks name them.
+        # Tasks may have different seeds, so each task's `GridPoint` names the seeds instead.
         variants[model] = Variant(what=location, seeds=(), unfinished=(), metrics=statistics)
     model_under_test = next(iter(models))
     return Summary(title, model_under_test, dict(models), tuple(headline_metrics), variants, unfinished, tasks)
@@ -260,8 +260,8 @@ def _summarise_task(
         files = result.details.get("not_reserved")
         if files:
             notes.append(
-                f"{model} may have been trained on this test: {len(files)} of its files were not removed from the "
-                f"training text ({files[0]}, …). See preparation.evaluation_sets."
+                f"{model} may have been trained on this test: {len(files)} of the test's files were not removed from "
+                f"the training text ({files[0]}, …). See preparation.evaluation_sets."
             )
     if len({scores.test_set for scores in finished_scores}) > 1:
         notes.append("The trials have different test sets. Do not compare their scores.")
@@ -270,7 +270,7 @@ def _summarise_task(
         for code in scores.languages:
             question_counts[code] = scores.counts[code]
     codes = languages.sort_codes(question_counts, task.order)
-    metrics = task.metrics[:1]
+    metrics = task.metrics[:1]  # the main metric, if no trial has finished
     if finished_scores:
         # Scores may have more metrics than the task declares, such as `no_overlap`.
         metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))
@@ -311,7 +311,7 @@ def _summarise_model(
     for code in languages.sort_codes(first_scores.languages, task.order):
         language_scores = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
         statistics_by_language[code] = summarise_metrics_by_seed(language_scores)
-    # Scores of mixed pairs also contain a table of all language pairs. No statistic is computed from this table.
+    # Scores of text pairs in one language (`within`) and in two (`across`). A third field, `cells`, is not summarised.
     mixed_scores = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
     mixed = summarise_metrics_by_seed(mixed_scores, ("within", "across")) if mixed_scores else {}
     selections = {seed: scores.selection or {} for seed, scores in scores_by_seed.items()}

@@ -18,7 +18,7 @@ def test_published_rows_of_the_same_setting_are_below_ours_with_rule_and_source(
     assert "2007.07834" in infoxlm.source
     # The mean covers the languages that are shown, so it is not the printed one.
     assert infoxlm.cells == pytest.approx(((0.864 + 0.806 + 0.789) / 3, 0.864, 0.806, 0.789))
-    assert any("published means cover only those shown" in note for note in table.notes)
+    assert any("published averages cover only the languages shown" in note for note in table.notes)
     assert next(line for line in table.published if line.rule == "N").name == "mBERT"
 
 

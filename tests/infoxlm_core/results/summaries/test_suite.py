@@ -33,7 +33,7 @@ def test_result_has_the_location_of_the_model_of_each_seed():
     ("changes", "note"),
     [
         ({"test_set": "sha256:2"}, "The trials have different test sets."),
-        ({"not_reserved": ["a.en-de.en"]}, "peer may have been trained on this test: 1 of its files were not removed"),
+        ({"not_reserved": ["x.en"]}, "peer may have been trained on this test: 1 of the test's files were not removed"),
     ],
 )
 def test_note_warns_of_scores_that_do_not_compare(changes, note):
