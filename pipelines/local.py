@@ -138,7 +138,7 @@ def _stop_loops_on_signals() -> Iterator[None]:
         with workers.handle_signals(interrupt):
             yield
     finally:
-        os.environ["PATH"] = search_path
+        os.environ["PATH"] = search_path  # undoes `interrupt`
 
 
 # Lines that KFP and Ray print about themselves.
@@ -171,7 +171,7 @@ class QuietOutput(io.TextIOBase):
         self.state = _LineState()
 
     def write(self, text: str) -> int:
-        """Write all complete lines to the log. Also write the lines that users need to the console."""
+        """Write all complete lines to the log, and also write to the console those that users need."""
         lines = (self.state.unfinished_line + text).split("\n")
         self.state.unfinished_line = lines.pop()
         for line in lines:
@@ -221,7 +221,7 @@ def _run_with_kfp(pipeline: Any, arguments: Mapping[str, Any], run_directory: Pa
         workspace_root=str(workspace),  # by default, KFP makes a temporary directory and leaves it there
         enable_caching=False,  # KFP compares the names of inputs, but our store compares their contents
     )
-    for handler in logging.getLogger().handlers:  # in a loop, KFP logs to the root logger's handlers
+    for handler in logging.getLogger().handlers:  # KFP logs to the root logger's handlers in a ParallelFor
         handler.addFilter(_is_not_from_kfp)
     # Pipelines require an image, although a local run starts no containers.
     if "image" in pipeline.pipeline_spec.root.input_definitions.parameters:

@@ -75,6 +75,7 @@ def _list_steps_of_dag(
             steps.append(Step(name, label, path))
         elif "parameterIterator" in task:  # a loop
             for index, iteration_name in enumerate(iteration_names):
+                # The last two parts are the names of an iteration's two Argo nodes.
                 iteration_path = f"{path}.iteration-iterations({index}:{index}).iteration-item"
                 steps += _list_steps_of_dag(spec, component["dag"], iteration_path, iteration_names, iteration_name)
         else:
@@ -113,7 +114,8 @@ class Progress:
         for task in tasks:
             label = self._find_label(task)
             line = ""
-            if label and task.display_name == _EXECUTOR:  # counts the attempts; the step's own node has the state
+            # A step's executor node lists the attempts. The node with the step's name has the state.
+            if label and task.display_name == _EXECUTOR:
                 line = self._update_attempts(task, label)
             elif label and task.display_name in self._labels_by_name:
                 line = self._update_state(task, label)
@@ -175,7 +177,7 @@ class Progress:
         for child_id in child_ids:
             if child_id in self._labels_by_node_id:
                 return self._labels_by_node_id[child_id]
-        if not child_ids and task.state == "RUNNING":  # a step may have no children right after its start
+        if not child_ids and task.state == "RUNNING":  # wait for the first child, which tells the loop iteration
             return ""
         return self._labels_by_name.get(task.display_name, "")
 

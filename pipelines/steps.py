@@ -61,7 +61,7 @@ LIMITS = dsl.PipelineConfig(
 def configure_steps(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
     """Set the display name, image, environment, user and retries of each step.
 
-    KFP's cache key excludes the environment, because the environment does not change results.
+    KFP's cache ignores environment variables. Ours do not change results, so cached results stay valid.
 
     Args:
         image: container image, or a pipeline parameter with its name.

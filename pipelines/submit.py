@@ -164,8 +164,8 @@ def connect(host: str, namespace: str = "") -> Any:
     }
     with translate_errors(host), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # KFP always warns that it needs a server of version 2
-        client = Client(host, namespace=namespace or "kubeflow", **options)  # "kubeflow" selects no namespace
-        client.get_kfp_healthz()  # the constructor connects only if it has no namespace
+        client = Client(host, namespace=namespace or "kubeflow", **options)  # for KFP, "kubeflow" means no namespace
+        client.get_kfp_healthz()  # with a namespace, the constructor does not check the server
     return client
 
 

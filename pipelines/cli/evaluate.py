@@ -104,7 +104,7 @@ def name_models(model: str, floor: str | None) -> dict[str, str]:
 
     Args:
         model: source of the model to evaluate.
-        floor: source of a second model for comparison, or None.
+        floor: source of a second model for comparison, the baseline, or None.
     """
     model_name = derive_name(model)
     if floor is None:
@@ -184,7 +184,7 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     for planned in trials.plan(config):
         trial = planned.trial
         directory = model_directories[trial.model]
-        # `training` is empty: if a model was fine-tuned, it was done elsewhere, and nothing is known about it.
+        # `training` is empty, because nothing is known about a fine-tuning that was done elsewhere.
         scores_by_trial[trial.name] = trials.measure_model(
             local_settings, encoder=directory, model=directory, training={}, output=output / trial.model
         )
@@ -235,7 +235,7 @@ def measure_held_out(models: dict[str, str], corpus: str, output: Path, store: P
 
     encoders = {name: sources.fetch_model(source, store) for name, source in models.items()}
     local_corpus = sources.fetch_data(corpus, store)
-    metrics = evaluation.evaluate(EvaluationConfig(), local_corpus, encoders, {}, output)
+    metrics = evaluation.evaluate(EvaluationConfig(), local_corpus, encoders, classifiers={}, output=output)
     for name, value in metrics.items():
         typer.echo(f"{name:40} {value:.4f}")
     typer.echo(f"page        {output / 'report.html'}")

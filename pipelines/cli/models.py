@@ -38,7 +38,7 @@ def import_(
     imported = fairseq.convert(checkpoint, directory, tokenizer, heads)
     projection = "with projection" if imported.projection else "without projection"
     typer.echo(f"wrote {directory}: {imported.size}, {projection}")
-    for name in imported.missing:
+    for name in imported.missing:  # tensors of the masked-LM head, which is written only if it is complete
         typer.echo(f"missing {name}: the model has no masked-LM head")
     for name, number in imported.unused_parts.items():
         typer.echo(f"unused {name}: {number} tensors")
@@ -183,7 +183,7 @@ def serve(
     # Serve the same vectors that the model's reference file has.
     embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
     differences = reference_vectors.compare_vectors(reference, embed(reference.sentences), model)
-    logging.info("%s: %d reference vectors are equal, %s", model, len(reference.sentences), differences)
+    logging.info("%s: %d reference vectors are equal up to rounding, %s", model, len(reference.sentences), differences)
     serving.serve_embeddings(embed, name, host, port)
 
 

@@ -43,7 +43,7 @@ def promote(
     from components.platform import artifacts
 
     local_store = artifacts.local_directory(store)
-    # Connect first, because the lock would create a mistyped store.
+    # Connect first, because taking the lock would create a store at a mistyped path.
     connection.connect_existing(local_store)
     with artifacts.exclusive(store, *promotion.LOCK):
         promoted = promotion.promote_model(model, gate, local_store, target=to, manual_reason=by_hand)
@@ -60,7 +60,7 @@ def rollback(
     from components.adapters.mlflow import connection, promotion
     from components.platform import artifacts
 
-    # Connect first, because the lock would create a mistyped store.
+    # Connect first, because taking the lock would create a store at a mistyped path.
     client = connection.connect_existing(artifacts.local_directory(store))
     with artifacts.exclusive(store, *promotion.LOCK):
         version = promotion.roll_back(client, name, reason)

@@ -23,9 +23,8 @@ def run(config: RunFile, store: Store = "runs", set_: Overrides = None, launcher
 
     A file with a section `translation` trains a translator instead, without fine-tuning.
 
-    This is the pipeline that also runs on Kubeflow, with each step in a subprocess. Steps whose inputs have not changed
-    reuse their results in the store. If you interrupt the command, run it again: training resumes from its last
-    checkpoint.
+    The same pipeline runs on Kubeflow. Here, each step runs in a subprocess. Steps whose inputs have not changed reuse
+    their results in the store. If you interrupt the command, run it again: training resumes from its last checkpoint.
     """
     run_config = run_file.load(config, tuple(set_ or ()))
     run_config.check_whole_run()  # finds settings that would fail only in a late step

@@ -20,7 +20,7 @@ KINDS: dict[str, type[StageConfig]] = {
     **{name: task.settings for name, task in TASKS.items() if task.settings not in SECTIONS},
     "cluster": ClusterFile,
 }
-PAGE = """# Settings of the YAML files
+PAGE_HEADER = """# Settings of the YAML files
 
 This page is for users who write or change a YAML file. It lists all settings with their values, defaults and meaning.
 To print one section, run for example `infoxlm config pretraining.contrast`. To override a setting, pass its name to
@@ -51,7 +51,7 @@ def config_(
         typer.echo(context.get_help())
         return
     if markdown:
-        typer.echo(PAGE + describe.format_tables(KINDS), nl=False)  # the tables end with a line feed
+        typer.echo(PAGE_HEADER + describe.format_tables(KINDS), nl=False)  # the tables end with a line feed
         return
     if section is None:
         section = "run"

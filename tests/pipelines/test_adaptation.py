@@ -106,10 +106,10 @@ def test_existing_config_is_reused_and_never_overwritten(tmp_path):
     assert path.read_text() == text
 
 
-def test_candidate_that_is_not_champion_is_not_exported(tmp_path, monkeypatch):
+def test_candidate_that_is_not_champion_was_not_promoted(tmp_path, monkeypatch):
     summary = "retrieval/served 0.5\nversion     models:/mine/3 is candidate: not better\nreport      here"
     registration = Registration(3, ("candidate",), champion=False, reason="guard/mean -0.0200")
     monkeypatch.setattr(adaptation.model_registry, "read_registration", lambda *_: registration)
 
-    with pytest.raises(NotPromoted, match=r"models:/mine/3 is not exported: guard/mean -0\.0200"):
+    with pytest.raises(NotPromoted, match=r"models:/mine/3 was not promoted: guard/mean -0\.0200"):
         adaptation.find_promoted_model(summary, tmp_path)
