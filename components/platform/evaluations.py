@@ -225,7 +225,9 @@ def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_wor
                 finished_trials[name] = _measure_in_child(planned_trial, store, num_workers, stop_requested)
             except SystemExit as failure:  # `report_failure` has stored the error
                 exit_codes.append(int(failure.code or 0))
-            if stop_requested.is_set():
+            # If the signal arrived when a trial had just finished, let the next trial fail at once. Otherwise, the step
+            # would succeed although trials are missing.
+            if stop_requested.is_set() and exit_codes:
                 break
     if exit_codes:
         logger.error("%d of %d trials finished, %d failed.", len(finished_trials), len(planned_trials), len(exit_codes))

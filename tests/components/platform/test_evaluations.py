@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from components.platform import evaluations
+from infoxlm_core.errors import Preempted
 from tests.helpers.commands import environment
 from tests.servers.processes import until
 
@@ -55,3 +59,22 @@ def test_process_of_a_trial_ends_with_its_trial_if_its_parent_was_killed(tmp_pat
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process_id, signal.SIGKILL)
+
+
+def test_step_that_is_stopped_between_two_trials_does_not_pass_without_the_second(monkeypatch):
+    measured = []
+
+    def measure_in_child(planned_trial, store, num_workers, stop_requested):
+        if stop_requested.is_set():
+            raise SystemExit(Preempted.exit_code)
+        measured.append(planned_trial["point"]["name"])
+        os.kill(os.getpid(), signal.SIGTERM)  # arrives when the trial has its result
+
+    monkeypatch.setattr(evaluations, "_measure_in_child", measure_in_child)
+    trials = [{"point": {"name": name}} for name in ("first", "second")]
+
+    with pytest.raises(SystemExit) as stopped:
+        evaluations.measure_all(trials, "store", num_workers=0)
+
+    assert stopped.value.code == Preempted.exit_code
+    assert measured == ["first"]
