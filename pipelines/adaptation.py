@@ -39,7 +39,7 @@ MAX_HELD_OUT_SHARE = 0.25
 MIN_HELD_OUT_MESSAGES = 100
 """More than the 50 messages that the gate needs, because cleaning drops some messages."""
 GUARD_PAIRS = 500
-"""Pairs per language in the default guard set. The gate tolerates a loss of half a point, that is, two pairs."""
+"""Pairs per language in the default guard set. A loss of two pairs is less than half a point."""
 GUARD_CORPUS = CorpusSource(
     name="django",
     format="gettext",
@@ -131,7 +131,7 @@ def count_pairs(preparation: PreparationConfig, store: Path, limit: int) -> int:
 
 
 def write_default_guard(directory: Path, languages: Sequence[str], store: Path) -> None:
-    """Write the default guard set. An adapted encoder may lose at most half a point on this set.
+    """Write the default guard set. An adapted encoder must lose less than half a point on this set.
 
     The set contains general software messages in aligned files, such as guard.en-de.en and guard.en-de.de.
 

@@ -31,8 +31,8 @@ def adapt(
     guard: Annotated[
         str,
         typer.Option(
-            help="Directory of aligned sentences, such as Tatoeba, on which the result may lose at most half a point. "
-            "Default: messages of Django from the package index."
+            help="Directory of aligned sentences, such as Tatoeba, on which the result must lose less than half a "
+            "point. Default: messages of Django from the package index."
         ),
     ] = "",
     prefix: Annotated[
@@ -57,8 +57,8 @@ def adapt(
 
     The command holds out a twentieth of the messages, or up to a quarter of a small memory. The report compares the
     result with the original encoder on the held-out pairs and on the guard set. The result passes if it is better on
-    the held-out pairs and loses at most half a point on the guard set. Otherwise, it is only registered as a candidate,
-    nothing is exported, and the exit code is 2.
+    the held-out pairs and loses less than half a point on the guard set. Otherwise, it is only registered as a
+    candidate, nothing is exported, and the exit code is 2.
 
     The command writes all settings to a YAML file. You can change this file and run it with `infoxlm run`. If the
     command is interrupted, run it again to resume.

@@ -112,7 +112,7 @@ def test_document_without_end_is_refused_before_it_fills_the_memory(tmp_path, mo
 def test_format_without_documents_is_refused():
     corpus = {"name": "web", "format": "tsv", "path": "web.tsv", "languages": ["en"], "deduplicate": "documents"}
 
-    with pytest.raises(ConfigError, match="documents needs text_field, or the format text"):
+    with pytest.raises(ConfigError, match=r"deduplicate \(documents\) needs text_field, or the format text"):
         PreparationConfig.parse({"languages": ["en"], "corpora": [corpus]})
 
 
