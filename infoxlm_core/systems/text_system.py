@@ -181,7 +181,7 @@ class TextSystem(System):
             heads=config.num_attention_heads,
             positions=config.max_position_embeddings,
             epsilon=config.layer_norm_eps,
-            types=type_count if type_count > 1 else 0,  # a single type needs no embedding
+            types=type_count if type_count > 1 else 0,  # token types; a single type needs no embedding
             first_position=0,
         )
         self._check_stored_shapes(size, directory)

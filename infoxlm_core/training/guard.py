@@ -115,8 +115,8 @@ class Guard:
     def state(self) -> dict[str, Any]:
         """Return the state that a checkpoint stores as JSON.
 
-        JSON stores floats exactly, so the restored state is identical. `consecutive_diverged_steps` is omitted, because
-        during divergence only the last step is saved, after which no training follows.
+        JSON stores floats exactly, so the restored state is identical. `consecutive_diverged_steps` is omitted. While
+        training diverges, no checkpoint is saved except at the run's last step, and no step follows that checkpoint.
         """
         # `recent` and `furthest` are earlier names, kept so that older checkpoints remain readable.
         return {

@@ -179,8 +179,8 @@ class _LaunchedJob:
     def _delete_and_wait(self, obstacle: _PartlyScheduled) -> None:
         """Delete a partly scheduled job, and pause before the job is created again.
 
-        Two such jobs would block each other, because each job holds nodes that the other job needs. The pause is
-        random, so that one of them starts first.
+        Two partly scheduled jobs block each other, because each holds nodes that the other needs. Their pauses are
+        random, so one job is created again before the other and gets all nodes.
         """
         self._delete()
         pause_seconds = random.uniform(*_RECREATION_SECONDS)  # noqa: S311 - not a secret

@@ -223,9 +223,10 @@ def open_client(uri: str, quick: bool = False) -> Iterator[Any]:
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         # The response lacks a field that S3 always sends. If the server redirects to itself, boto3 follows the redirect
         # until it raises RecursionError.
+        cause = None if isinstance(error, RecursionError) else error  # a RecursionError's traceback has 1,000 frames
         raise InputError(
             f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
-        ) from (None if isinstance(error, RecursionError) else error)  # its traceback has a thousand frames
+        ) from cause
 
 
 def _to_infoxlm_error(error: Exception, uri: str) -> InfoXLMError:

@@ -58,27 +58,27 @@ def reserve_test_sets(job: Job, _: int) -> Record:
 
 
 def choose_labelled_test_set(job: Job, partition: int) -> Record:
-    """Store a partition's digests of texts in several corpora, and choose messages for the labelled test set.
+    """Choose a partition's messages for the labelled test set. Also store the digests that several corpora share.
 
-    A message's label is its corpus, so messages in several corpora cannot be labelled.
+    A message's label is its corpus, so a message that occurs in several corpora cannot be labelled.
     """
     digests_by_corpus: defaultdict[str, list[np.ndarray]] = defaultdict(list)
-    candidates_of_parts = [np.empty(0, LETTERS_OF_PAIR)]
+    candidates_by_part = [np.empty(0, LETTERS_OF_PAIR)]
     for part in job.parts:
         letter_digests = job.read_slice(f"letters/{part.name}", np.uint64, partition, job.partition_count)
         digests_by_corpus[part.corpus].append(letter_digests)
         drawn = job.read_slice(f"labelled_candidates/{part.name}", LETTERS_OF_PAIR, partition, job.partition_count)
-        candidates_of_parts.append(drawn)
+        candidates_by_part.append(drawn)
     distinct_digests = [np.unique(np.concatenate(digests)) for digests in digests_by_corpus.values()]
     all_digests = np.concatenate([np.empty(0, np.uint64), *distinct_digests])
     digests, corpus_counts = np.unique(all_digests, return_counts=True)
-    shared = digests[corpus_counts > 1]
-    candidates = np.concatenate(candidates_of_parts)
-    chosen = candidates[~_contains(shared, candidates["source"])]
-    sides = np.union1d(chosen["source"], chosen["target"])
-    job.files.put(f"reserved/labelled/{partition}", sides.tobytes())
+    shared_digests = digests[corpus_counts > 1]
+    candidates = np.concatenate(candidates_by_part)
+    chosen = candidates[~_contains(shared_digests, candidates["source"])]
+    chosen_digests = np.union1d(chosen["source"], chosen["target"])
+    job.files.put(f"reserved/labelled/{partition}", chosen_digests.tobytes())
     job.files.put(f"reserved/labelled_messages/{partition}", chosen["source"].tobytes())
-    job.files.put(f"reserved/shared/{partition}", shared.tobytes())
+    job.files.put(f"reserved/shared/{partition}", shared_digests.tobytes())
     return {}
 
 

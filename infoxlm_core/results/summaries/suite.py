@@ -270,7 +270,7 @@ def _summarise_task(
         for code in scores.languages:
             question_counts[code] = scores.counts[code]
     codes = languages.sort_codes(question_counts, task.order)
-    metrics = task.metrics[:1]  # the main metric, if no trial has finished
+    metrics = task.metrics[:1]  # without a finished trial, only the main metric
     if finished_scores:
         # Scores may have more metrics than the task declares, such as `no_overlap`.
         metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))

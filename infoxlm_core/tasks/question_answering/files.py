@@ -177,11 +177,12 @@ def _list_directory(directory: Path, split: Split) -> list[Path]:
         raise InputError(f"{directory}: the directory has no .json file. Give the directory of the {split} files.")
     splits_in_name: dict[Path, set[str]] = {}
     for file in json_files:
-        # MLQA's de_squad-translate-train-dev-v1.1 is a development set: the first `train` is not the split.
+        # In MLQA's de_squad-translate-train-dev-v1.1, `translate-train` is the setting, and `dev` is the split.
         stem = re.sub("translate-train-(?=train|dev)", "", file.stem)
         words = re.split(r"[._-]", stem)
         splits_in_name[file] = set(words) & set(SPLITS.values())
-    if not any(split in splits for splits in splits_in_name.values()):
+    all_splits = set().union(*splits_in_name.values())
+    if split not in all_splits:
         return json_files
     # A file without a split in its name counts for every split.
     return [file for file, splits in splits_in_name.items() if not splits or split in splits]
