@@ -16,7 +16,7 @@ OwnerReference = dict[str, Any]
 
 ROLE = "infoxlm-runner"
 SUBMITTER = "ray-job-submitter"
-_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # Kubernetes mounts it into each pod
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # exists in a pod that may call the API
 _TIMEOUT = (5, 30)  # seconds to connect, seconds to answer
 _LOG_TIMEOUT = (5, 60)  # longer, because training may print nothing for a minute
 _DELETION_TIMEOUT = (5, 10)  # shorter, because a process that is being stopped has little time
@@ -164,7 +164,8 @@ class RayJobs:
             ray_pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
             )
-            # Both requests may return the same pod, so collect the pods by name.
+            # No pod has both labels in Kubernetes. By name nevertheless, because the server of our tests ignores the
+            # selectors, and returns all pods to both requests.
             pods = {pod.metadata.name: pod for pod in self.list_submitters(name) + ray_pods.items}
             return [pod for pod_name, pod in pods.items() if digest in pod_name]
 

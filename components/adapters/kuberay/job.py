@@ -43,7 +43,7 @@ _MAX_RETRY_SECONDS = 30.0  # longest pause between two attempts of a call
 _MAX_ATTEMPTS = 20  # attempts of a call while Kubernetes does not answer: about ten minutes
 _REPORT_SECONDS = 60.0  # time without log lines after which the job's state is logged
 _LAST_LINES_SECONDS = 10.0  # time limit for the last log lines of an ended job
-_OPERATOR_SECONDS = 300.0  # extra time, so that the operator enforces its own time limit first
+_OPERATOR_SECONDS = 300.0  # time beyond `run_seconds` after which the launcher itself ends a job
 _MAX_DELETION_SECONDS = 600.0  # time after which a deletion counts as stuck
 _DEAD_NODE_SECONDS = 120.0  # a pod that still exists this long after its grace period must be on a dead node
 _RESTART_SECONDS = 30.0  # pause between a failed job and its restart
@@ -291,7 +291,7 @@ class _LaunchedJob:
 
     def _check_run_time(self, job: Job, run_seconds: float) -> None:
         """Delete a job that has run too long, and raise ResourcesUnavailable."""
-        # The operator has the same limit, so this is reached only if the operator does not work.
+        # The operator's limit, `activeDeadlineSeconds`, comes later if the job started soon: it adds `start_seconds`.
         if run_seconds > self.cluster.run_seconds + _OPERATOR_SECONDS:
             limit = f"ray.run_seconds ({self.cluster.run_seconds} s)"
             self._delete_and_raise_unavailable(job, f"not finished after {limit}")
