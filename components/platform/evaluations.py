@@ -201,7 +201,7 @@ def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_wor
     """Measure trials one after another, and return their results by name. Exit if any trial fails.
 
     If there are several trials, each trial runs in its own process, so that its memory and GPUs are released. After a
-    failed trial, the remaining trials still run. A signal to stop ends the running trial, and no new trial starts.
+    failed trial, the remaining trials still run. After a signal to stop, no further trial is measured.
 
     Raises:
         SystemExit: at least one trial failed; the exit code is that of the last failure.

@@ -66,7 +66,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     Raises:
         SystemExit: the block failed; the exit code is the error's exit code.
     """
-    # Remove the prefix that keeps our variables apart from Kubeflow's. A pod cannot set a variable twice.
+    # A prefix has kept our variables apart from Kubeflow's, because a pod must not set a variable twice.
     environment.apply_prefixed_variables(os.environ)
     if trial:
         stage = f"{stage} {Trial.parse(trial).name}"

@@ -135,8 +135,8 @@ def stage_run(
         trial: trial of an ablation or a suite, which has its own tracker run.
         tracker: name of the tracker; empty: use the tracker that INFOXLM_TRACKER names.
         reports_to_tracker: whether to open the tracker's run before the block, because the block logs to it.
-        ends_run_on_failure: whether to end the tracker's run if the block fails, because this is the pipeline's last
-            step. A successful block ends the run itself.
+        ends_run_on_failure: whether to end the tracker's run as failed if the block fails, because this is the
+            pipeline's last step. A successful block ends the run itself.
     """
     with runtime.report_failure(store, stage, trial):
         step = StageRun(stage, store, trial, tracker)
