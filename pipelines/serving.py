@@ -29,7 +29,7 @@ EmbedFunction = Callable[[Sequence[str]], Tensor]
 MAX_BYTES = 4 * 2**20
 """Size limit of a request body."""
 MAX_SENTENCES = 1024
-"""Maximum number of sentences in a request. While they are computed, all other requests wait."""
+"""Maximum number of sentences in a request. While their vectors are computed, all other sentences wait."""
 
 
 class RequestError(Exception):

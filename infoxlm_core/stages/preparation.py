@@ -209,7 +209,7 @@ def _make_sort_key(part: Part, corpora: list[str]) -> tuple[int, str, str]:
 
 
 def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record]) -> Job:
-    """Count the rows of all parts. Return the job with its non-empty parts and each language pair's length ratio.
+    """Count the rows of all parts. Return the job with its non-empty parts and each pair's median length ratio.
 
     Raises:
         EncodingError: a file has too many lines that are not UTF-8.

@@ -98,7 +98,6 @@ def write_reference(directory: Path) -> None:
     layer, pooling = find_embedding_settings(model)
     spec = VectorSpec(pooling, layer)
     prefix = find_default_prefix(model)
-    # A single batch, so that the vectors also cover the padding of short sentences.
     encoder = VectorEncoder(model, tokenizer, batch_size=len(SENTENCES), max_tokens=256, prefix=prefix)
     vectors = encoder.embed(SENTENCES, [spec])[spec]
     content = {"layer": layer, "pooling": pooling, "sentences": SENTENCES, "vectors": vectors.tolist()}

@@ -77,7 +77,7 @@ def _search_exactly(sources: VectorArrays, targets: VectorArrays) -> tuple[Neigh
             for first_target, target_block in _read_blocks(targets):
                 cosines = source_block @ target_block.T  # (sources, targets)
                 source_neighbours.add(first_source, cosines, first_target)
-                # `topk` is twice as fast on a contiguous copy.
+                # `topk` is several times as fast on contiguous rows, so the copy saves time.
                 target_neighbours.add(first_target, cosines.T.contiguous(), first_source)
             advance(len(source_block))
     return source_neighbours.to_arrays(), target_neighbours.to_arrays()

@@ -77,7 +77,7 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
     thresholds = {}
     content_by_language = {}
     for language, mining_set in sets.items():
-        # Sort the gold pairs, because the order of a frozenset differs between processes and would change the digest.
+        # Sort the gold pairs, because a frozenset has no fixed order, on which the digest would depend.
         content_by_language[language] = mining_set._asdict() | {"gold": sorted(mining_set.gold)}
         matches = _match(mining_set, embedder, output)
         # Scores would be too high on the half that selects the threshold, so the other half is scored.
