@@ -108,7 +108,8 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
     chosen = choose_weight(candidates)
     passed = keeps_guard_accuracy(chosen)
     if not passed:
-        logger.warning("every weight in evaluation.merge loses too much accuracy on the guard: using %g", chosen.weight)
+        message = "every weight in evaluation.merge loses too much accuracy on the guard: using the smallest, %g"
+        logger.warning(message, chosen.weight)
     curve = [accuracies._asdict() for accuracies in (start_point, *candidates)]
     choice = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": curve}
     merge(start, encoder, chosen.weight, output / "encoder", choice)

@@ -58,7 +58,7 @@ def find_sets(directory: Path, pivot: str, name: str = "") -> dict[str, SetFiles
         language = next(code for code in file_of_language if code != pivot)
         if language in sets:
             names = f"{sets[language].gold.name}, {gold.name}"
-            raise InputError(f"{directory} has two sets of {language} ({names}): set name to select one of them")
+            raise InputError(f"{directory} has two sets of {language} ({names}): set name to a part of only one NAME")
         sets[language] = SetFiles(file_of_language[language], file_of_language[pivot], gold)
     if not sets:
         raise InputError(

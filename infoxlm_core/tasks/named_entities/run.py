@@ -47,7 +47,7 @@ def list_test_files(settings: NamedEntitiesConfig) -> list[Path]:
 def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
     """Raise InputError if a set for training, model selection or the test is missing or not readable."""
     sets = read_tagged(settings)
-    list_labels(settings, sets)  # raises an InputError if the training sets are missing
+    list_labels(settings, sets)  # raises CorpusTooSmall if the training sets are missing or have a single tag
     needs_dev = has_grid or settings.selection.rule != "last"  # for selecting grid points or checkpoints
     required_splits = ["dev", "test"] if needs_dev else ["test"]
     for split in required_splits:
