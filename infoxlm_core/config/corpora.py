@@ -106,8 +106,8 @@ class CorpusSource(StageConfig):
         """Check languages, paths and columns against the format."""
         counts = {"text": (1,), "tsv": (1, 2), "moses": (2,)}.get(self.format)  # other formats: any number
         if counts and len(self.languages) not in counts:
-            needed = " or ".join(str(count) for count in counts)
-            raise ValueError(f"corpus {self.name}: format {self.format} needs {needed} languages")
+            needed = "1 language" if counts == (1,) else f"{' or '.join(map(str, counts))} languages"
+            raise ValueError(f"corpus {self.name}: format {self.format} needs {needed}")
         if not self.paths or not all(self.paths):
             raise ValueError(f"corpus {self.name}: path is empty")
         max_paths = 2 if self.format == "moses" else 1  # one file per language, if they are not in a zip file

@@ -89,6 +89,8 @@ def test_field_added_later_is_part_of_artifact_keys_only_if_it_is_set(config_cla
         (PreparationConfig, {"languages": ["de"], "corpora": [TEXT | {"languages": ["fr"]}]}, "a: fr is not among"),
         (CorpusSource, TEXT | {"path": ""}, "corpus a: path is empty"),
         (CorpusSource, TEXT | {"name": "a" * 300}, "name: String should"),
+        (CorpusSource, TEXT | {"languages": ["en", "de"]}, "format text needs 1 language$"),
+        (CorpusSource, TEXT | {"format": "tsv", "languages": []}, "format tsv needs 1 or 2 languages$"),
         (CorpusSource, TEXT | {"format": "tsv", "languages": ["en", "en"]}, "languages contains a language twice"),
         (CorpusSource, TEXT | {"path": "text/*/de.txt"}, r"path may have \* only in the name of a file"),
         (CorpusSource, TEXT | {"path": "text/*", "sha256": "0" * 64}, r"a path with \* has no sha256"),
