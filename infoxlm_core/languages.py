@@ -45,7 +45,7 @@ def is_known(code: str) -> bool:
     language, *script_or_region = re.split("[-_]", code)
     if language in _ISO_639_1.split() or language in _TWO_LETTERS:
         return True
-    # Other three letters may be part of a file name, so they count as a language only with a script or region.
+    # Three other letters may be part of a file name, so they count as a language only with a script or region.
     return len(language) == 3 and bool(script_or_region)
 
 

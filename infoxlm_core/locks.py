@@ -24,7 +24,7 @@ def acquire(path: Path | str, timeout: float = -1, poll_interval: float = 0.05) 
     """
     try:
         # filelock would fall back to a lock file that exists while the lock is held. After a process is killed, its
-        # file would remain, and all others would wait forever.
+        # file would remain, and processes on other machines would wait for it forever.
         return FileLock(path, fallback_to_soft=False).acquire(timeout=timeout, poll_interval=poll_interval)
     except OSError as error:
         if error.errno != errno.ENOSYS:

@@ -42,7 +42,7 @@ def main() -> int:
         return 2
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     if options.cpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # takes effect only before torch is imported
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # set before torch starts CUDA, or it has no effect
 
     import torch
 

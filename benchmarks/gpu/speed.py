@@ -113,7 +113,7 @@ def make_batch(objective: str, shape: str) -> PackedBatch:
     tokens = {"mlm": 512, "tlm": 512, "query": 128, "key": 128}
     sentences = {"mlm": 1, "tlm": 2, "query": 2, "key": 2}
     names = ["mlm"] if objective == "MLM" else list(tokens)
-    # MLM alone has one sequence per sample. InfoXLM has four, so it gets fewer samples for the same number of tokens.
+    # A sample of MLM is one sequence. A sample of InfoXLM is four, so fewer samples have about as many tokens.
     if shape == "full":
         count = 128 if objective == "MLM" else 48
         lengths = {name: np.full(count, tokens[name]) for name in names}

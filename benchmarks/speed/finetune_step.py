@@ -61,7 +61,7 @@ def compare_steps(
     case = Case(name, {"steps a round": steps, "pairs a step": BATCH, "words": words, "padding": padding})
     case.about = {OURS: "TaskLearner.batches and train_step, packed; last layer on <s> only, words that occur"}
     case.equality["Trainer"] = require_equal(name, "Trainer", compare_gradients(model, task, peer))
-    # Limit our vocabulary to the words that occur only after gradients were compared: the Trainer trains all words.
+    # The Trainer trains all words, so compare gradients before limiting our vocabulary to the words that occur.
     limited_task, _ = active_vocabulary.limit_words(model, task, CONFIG.optimization.weight_decay)
     rounds_of_ours = ours.TrainingRounds(make_learner(model, limited_task), CONFIG.optimization, steps)
     variants = {OURS: rounds_of_ours.run, **make_trainers(case, peer, task, tokenizer, steps)}

@@ -17,7 +17,8 @@ from infoxlm_core.model import mixed_precision
 from infoxlm_core.training import distributed
 
 BUCKET_BYTES = 2**25
-"""Bytes of gradients per all-reduce: a layer of a base model. Small buckets add latency; large buckets start late."""
+"""Bytes of gradients per all-reduce: about a layer of a base model. Small buckets add latency, and large buckets start
+late."""
 
 
 @contextlib.contextmanager

@@ -157,7 +157,7 @@ class _Run:
         if guard.rewinds < max_rewinds:
             checkpoint = distributed.on_first(lambda: self.checkpoints.rewind(step))
         restored_metrics = restore(checkpoint, self.learner, self.optimizer, self.progress)
-        if restored_metrics is None:  # the first worker has no checkpoint; the others never have one
+        if restored_metrics is None:  # on all workers, if the first worker has no checkpoint
             raise TrainingDiverged(
                 f"{bad_steps} had a loss or gradient that is not finite, or a loss of more than twice its limit, "
                 f"after {guard.rewinds} rewinds: lower optimization.learning_rate or raise contrast.temperature"

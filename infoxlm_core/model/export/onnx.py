@@ -18,7 +18,7 @@ from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 
 INPUTS = ("input_ids", "attention_mask")
 OUTPUTS = ("token_embeddings", "sentence_embedding")
-OPSET = 18  # the oldest version that the exporter supports
+OPSET = 18  # the oldest version that the exporter writes without converting the model to it
 MAX_EMBEDDED_BYTES = 2_000_000_000
 """Maximum size of the weights inside an ONNX file, in bytes. ONNX files are Protocol Buffers, limited to 2 GiB."""
 WEIGHTS_FILE = "model.onnx_data"  # the file name that text-embeddings-inference downloads

@@ -339,7 +339,7 @@ def read_encoder_size(directory: Path) -> EncoderSize:
         types=type_count,
         first_position=find_first_position(config),
     )
-    if headers:  # empty for checks of config.json before the weights are downloaded
+    if headers:  # plans, and checks of config.json before the download, have no weights
         _check_size(size, headers, directory)
     return size
 
@@ -455,7 +455,7 @@ def find_canonical_names(stored_names: Iterable[str]) -> dict[str, str]:
 def _restore_canonical_parts(name: str) -> str:
     """Replace the parts of a name that are specific to BERT or DistilBERT with their canonical forms."""
     for replacements in _REPLACEMENTS.values():
-        # Undo the last replacement first, because some replacements contain parts that others replace.
+        # The reverse order of `_to_name_in_class`, which this function inverts.
         for canonical_part, replacement in reversed(replacements.items()):
             name = name.replace(replacement, canonical_part)
     return name

@@ -119,7 +119,7 @@ def _write_settings(directory: Path) -> None:
         vocabulary = Tokenizer.from_file(str(directory / FAST)).get_vocab()
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for role, usual_tokens in USUAL_TOKENS.items():
-        for token in usual_tokens:  # the last one in the vocabulary, BERT's, takes precedence
+        for token in usual_tokens:  # if the vocabulary has both tokens, BERT's takes precedence
             if token in vocabulary:
                 settings[role] = token
     _write_json(settings, directory)
