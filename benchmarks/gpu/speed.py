@@ -92,7 +92,7 @@ def measure_steps(full: bool) -> Iterator[Row]:
 def measure_step(name: str, objective: str, shape: str, fastest_product: float) -> Row:
     """Measure the time and peak memory of an optimizer step, and compare its speed with a large matrix product.
 
-    MFU (model FLOPs utilisation) counts only the FLOPs that a step needs: no padding, and the head only on masked rows.
+    MFU (model FLOPs utilization) counts only the FLOPs that a step needs: no padding, and the head only on masked rows.
     """
     learner = make_learner(name, objective)
     batch = make_batch(objective, shape).to("cuda")
