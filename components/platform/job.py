@@ -89,7 +89,7 @@ def _end_without_heartbeat(spec: BuildSpec) -> None:
     try:
         request_stop(spec, _SAVE_TIMEOUT_SECONDS)
         time.sleep(_EXIT_TIMEOUT_SECONDS)  # the training run usually ends the process itself
-    finally:  # also without a checkpoint, because nobody else releases the GPUs
+    finally:  # even if no checkpoint was saved, because only the end of this process releases the GPUs
         os._exit(Preempted.exit_code)  # `sys.exit` would end only this thread
 
 

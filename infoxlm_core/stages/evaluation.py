@@ -122,7 +122,7 @@ def _build_record(
     report_path = corpus / "report.json"
     corpus_report = None
     if report_path.is_file():
-        corpus_report = user_files.read_json(report_path, dict[str, Any], "prepare again")
+        corpus_report = user_files.read_json(report_path, dict[str, Any], remedy="prepare again")
     return {
         "model": next(iter(encoders)),  # the model under test
         "pivot": questions.pivot,

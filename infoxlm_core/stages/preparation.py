@@ -243,7 +243,8 @@ def _check_corpus(job: Job, corpus_records: Sequence[tuple[Part, Record]]) -> No
         add_counts(counts_of_files, record)
         for *_file_key, file_counts in record["counts"]:
             counts_of_sources[part.source_number].update(file_counts)
-        first_invalid = record["first_invalid"] | first_invalid  # for a file in several parts, the first part counts
+        # The right side wins, so a file in several parts keeps the invalid line of its first part.
+        first_invalid = record["first_invalid"] | first_invalid
     check_files(counts_of_files, first_invalid, job.config.cleaning.max_invalid_utf8)
     for source_number, source_counts in sorted(counts_of_sources.items()):
         check_remaining_rows(job.config.corpora[source_number], source_counts)

@@ -93,7 +93,7 @@ class S3Store:
     def delete(self, *names: str) -> None:
         """Delete files. Ignore missing files."""
         if len(names) == 1:
-            with self._open_client(names[0]) as client:  # its error messages name the file
+            with self._open_client(names[0]) as client:  # begin error messages with the URI of this file
                 client.delete_object(Bucket=self.bucket, Key=self._key(names[0]))
             return
         with self._open_client() as client:

@@ -110,7 +110,7 @@ def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
         source_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.sources.texts, Path(directory))
         target_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.targets.texts, Path(directory))
         forward, backward = find_neighbours([source_vectors], [target_vectors])
-    # Exclude nothing (-1), because equal texts may be gold pairs.
+    # Exclude no target and no source (-1), because two equal texts may be a gold pair.
     excluded_targets = np.full(len(forward.rows), -1)
     excluded_sources = np.full(len(backward.rows), -1)
     return match_lines(Search(forward, backward, excluded_targets, excluded_sources, num_planted=0))

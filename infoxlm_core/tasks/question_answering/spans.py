@@ -44,7 +44,10 @@ def find_best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, max
 def _score_windows(
     windows: Windows, logits: Sequence[Tensor], n_best: int, max_answer_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each window's best score (N,), and the answer's first and last token (N, 2) in `windows.paragraphs`."""
+    """Return the (N,) best scores of the windows, and the (N, 2) first and last tokens of their best answers.
+
+    The tokens are indices into the concatenated tokens of `windows.paragraphs`.
+    """
     scores = []
     token_spans = []
     for start in range(0, len(logits), CHUNK):
