@@ -45,7 +45,7 @@ systems: $(VENV)/installed ## all systems of the papers on real text at equal co
 test: $(VENV)/installed ## run all tests
 	$(PYTEST)
 
-quick: $(VENV)/installed ## run the tests that need no servers and no Ray: about two minutes
+quick: $(VENV)/installed ## run the tests that need no servers and no Ray: under four minutes
 	$(PYTEST) -m "not slow"
 
 fuzz: $(VENV)/installed ## read INPUTS=5000 damaged files with each reader, or TARGETS="tmx or po"; what fails is saved
