@@ -145,10 +145,9 @@ def _choose_catalog(files: _CatalogFiles, name_by_locale: dict[str, str], langua
         language: language of the locales.
     """
     best_rank = min((_rank_locale(locale, language) for locale in name_by_locale), default=NEVER)
-    catalogs = []
-    for locale, name in name_by_locale.items():
-        if _rank_locale(locale, language) == best_rank:
-            catalogs.append(_Catalog(name, best_rank, files.read_messages(name)))
+    best_names = [name for locale, name in name_by_locale.items() if _rank_locale(locale, language) == best_rank]
+    # A generator, so that memory holds only the best catalog so far and the one that is read.
+    catalogs = (_Catalog(name, best_rank, files.read_messages(name)) for name in best_names)
     return max(catalogs, key=_count_translations, default=_Catalog("", NEVER, []))
 
 
