@@ -13,6 +13,7 @@ from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora.parallel import CHUNK
 from infoxlm_core.corpora.phases import deduplicate
 from infoxlm_core.corpora.phases.job import Job, Record
+from infoxlm_core.corpora.phases.reserve import NO_REASON
 from infoxlm_core.tasks.embedding import Embedder, load_embedder
 
 _embedder_of_process: dict[str, Embedder] = {}  # path or URI of an encoder -> embedder; at most one entry
@@ -30,7 +31,7 @@ def measure(job: Job, part_number: int) -> Record:
         return {}
     rows = job.read_table(f"staged/{part.name}", (*deduplicate.COMPARED_COLUMNS, "texts"))
     drop_reasons = deduplicate.find_reasons(job, part, rows)
-    is_kept = drop_reasons == 0  # embedding is slow, so skip pairs that another filter drops
+    is_kept = drop_reasons == NO_REASON  # embedding is slow, so skip pairs that another filter drops
     pairs = rows["texts"].filter(pa.array(is_kept)).to_pylist()
     similarities = _compute_similarities(_load_embedder(job), pairs)
     job.files.put(f"similarities/{part.name}", similarities.tobytes())
