@@ -180,14 +180,16 @@ def _explain_metrics(summary: Summary) -> list[Fact]:
     for metric in summary.metrics:
         task_name, _, name = metric.rpartition("/")
         task = summary.tasks.get(task_name)  # None in an ablation, which knows only the names of its metrics
-        main_score = task_tables.name_measure(task.main) if task else "the task's main score"
-        meaning = _METRIC_MEANINGS.get(name)
         if name == "mean" or (task and name == task.main):
+            main_score = task_tables.name_measure(task.main) if task else "the task's main score"
             meaning = f"{main_score}, averaged over languages"
-        if meaning and statistics.is_lower_better(metric):
+        elif name in _METRIC_MEANINGS:
+            meaning = _METRIC_MEANINGS[name]
+        else:
+            continue
+        if statistics.is_lower_better(metric):
             meaning += "; lower is better"
-        if meaning:
-            explanations.append(Fact(metric, meaning))
+        explanations.append(Fact(metric, meaning))
     return explanations
 
 
