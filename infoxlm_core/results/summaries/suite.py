@@ -232,7 +232,8 @@ def _summarise_suite_task(
         trials_of_model = [trial for trial in planned_trials if trial.model == model]
         grid = []
         for values in trials.list_grid_points(suite_task):
-            grid.append(grid_points.summarise(values, grid_points.select_scores(values, trials_of_model, scores)))
+            scores_by_seed = grid_points.select_scores(values, trials_of_model, scores)
+            grid.append(grid_points.summarise(values, scores_by_seed))
         chosen, problem = grid_points.choose(grid)
         if problem:
             notes.append(f"{model}: {problem}")
