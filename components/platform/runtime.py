@@ -217,8 +217,8 @@ def _summary_path(run: str) -> str:
 
 def delete_outcomes(store: str, run: str) -> None:
     """Delete a pipeline run's outcomes and summary before the run is repeated."""
-    directory = storage.open(f"{store}/outcome/{run}")
-    directory.delete(*(outcome_file.name for outcome_file in directory.entries()))
+    outcome_store = storage.open(f"{store}/outcome/{run}")
+    outcome_store.delete(*(file.name for file in outcome_store.entries()))
 
 
 def _translate(error: BaseException, store: str) -> InfoXLMError:
