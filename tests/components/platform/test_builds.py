@@ -57,11 +57,11 @@ def spec(tiny_shards) -> BuildSpec:
     return make_spec(URL, tiny_shards)
 
 
-def submit_job(shards: Path, job: str, steps: int = 100_000) -> tuple[BuildSpec, str]:
-    """Write the description of a job into the store. Return the description and its location."""
+def submit_job(shards: Path, job: str, steps: int = 100_000) -> BuildSpec:
+    """Write the description of a job into the store, and return it."""
     spec = make_spec(URL, shards, steps, job)
     artifacts.write(URL, f"work/{job}.json", json.dumps(asdict(spec)))
-    return spec, f"{URL}/work/{job}.json"
+    return spec
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_failed_upload_of_the_last_checkpoint_fails_the_run(bucket, faults, spec
 @pytest.mark.item("F19")
 def test_stopped_pod_waits_until_the_training_has_saved(bucket, tiny_shards, monkeypatch):
     monkeypatch.setattr(lease, "_POLL_SECONDS", 0.05)
-    spec, _ = submit_job(tiny_shards, "j-pretrain-1")
+    spec = submit_job(tiny_shards, "j-pretrain-1")
     job.request_stop(spec, 60)  # returns at once, because nothing is trained yet
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(launchers.run, spec)
@@ -204,7 +204,7 @@ def test_stopped_pod_waits_until_the_training_has_saved(bucket, tiny_shards, mon
 def test_driver_forwards_a_stop_request_to_workers_on_other_disks(bucket, tiny_shards, tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(job, "_STOP_POLL_SECONDS", 0.05)
-    spec, _ = submit_job(tiny_shards, "j-pretrain-3")
+    spec = submit_job(tiny_shards, "j-pretrain-3")
     disk = tmp_path / "disk of the driver"
     monkeypatch.setattr(job.artifacts, "local_directory", lambda store: disk)
     threading.Thread(target=job._forward_stop_request, args=(spec,), daemon=True).start()
@@ -220,7 +220,8 @@ def test_driver_forwards_a_stop_request_to_workers_on_other_disks(bucket, tiny_s
 
 @pytest.mark.slow
 def test_job_without_heartbeats_saves_and_ends_itself(bucket, tiny_shards):
-    _, location = submit_job(tiny_shards, "j-pretrain-2")
+    submit_job(tiny_shards, "j-pretrain-2")
+    location = f"{URL}/work/j-pretrain-2.json"
     artifacts.write(URL, launchers.heartbeat_path("j-pretrain-2"), "the step 1")
     script = "import sys; from components.adapters import lease; from components.platform import job; "
     script += "lease._POLL_SECONDS = 0.2; job.HEARTBEAT_TIMEOUT_SECONDS = 5.0; job.main(sys.argv[1])"
