@@ -254,7 +254,7 @@ def publish_pointer(artifact: Any, location: str, digest: str) -> None:
     pointer = Pointer(location=location, digest=digest)
     Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(artifact.path), json.dumps(pointer))
-    artifact.metadata.update(pointer)  # for Kubeflow's page
+    artifact.metadata.update(pointer)  # Kubeflow shows the metadata on the page of the artifact
 
 
 def read_pointer(artifact: Any) -> tuple[str, str]:

@@ -108,7 +108,9 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     if directory.exists():
         raise InputError(f"{directory} exists: give a new directory")
     if tokenizer and not (tokenizer / tokenizers.MODEL).is_file() and not (tokenizer / tokenizers.FAST).is_file():
-        raise InputError(f"{tokenizer} holds neither {tokenizers.MODEL} nor tokenizer.json: give another --tokenizer")
+        raise InputError(
+            f"{tokenizer} holds neither {tokenizers.MODEL} nor {tokenizers.FAST}: give another --tokenizer"
+        )
     state, contrast_layer = _read_checkpoint(checkpoint)
     query_encoder = _select_query_encoder(state, checkpoint)
     size = _infer_size(query_encoder, heads)
