@@ -20,8 +20,7 @@ from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
 from infoxlm_core.systems.translation.decoding import TextTranslator, compute_bleu
 from infoxlm_core.tasks.questions import tabulate_outcomes
-from infoxlm_core.training import tracker
-from infoxlm_core.training.finetuning.best_checkpoints import MEAN, PREFIX
+from infoxlm_core.training.finetuning.best_checkpoints import read_dev_scores
 
 METRIC = "translation/bleu"
 GATE_METRIC = "translation/mean"
@@ -109,8 +108,7 @@ def score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
 def read_bleu_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Read a training run's validation BLEU from its metrics: direction -> list of (step, BLEU)."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for step, values in tracker.read(path):
-        for name, value in values.items():
-            if name.startswith(PREFIX) and name != MEAN:  # such as dev/en-fr
-                curves.setdefault(name.removeprefix(PREFIX), []).append((step, value))
+    for scores in read_dev_scores(path):  # the "languages" of a translator are its directions, such as en-fr
+        for direction, bleu in scores.languages.items():
+            curves.setdefault(direction, []).append((scores.step, bleu))
     return curves

@@ -30,6 +30,19 @@ def name_metrics(scores: DevScores) -> dict[str, float]:
     return metrics | {MEAN: scores.mean}
 
 
+def read_dev_scores(curves: Path) -> list[DevScores]:
+    """Read the development scores of all evaluations from a training run's curves; the inverse of `name_metrics`."""
+    evaluations = []
+    for step, metrics in tracker.read(curves):
+        if MEAN in metrics:
+            scores_by_language = {}
+            for name, value in metrics.items():
+                if name.startswith(PREFIX) and name != MEAN:
+                    scores_by_language[name.removeprefix(PREFIX)] = value
+            evaluations.append(DevScores(step, scores_by_language))
+    return evaluations
+
+
 class BestCheckpoints:
     """The best weights of a run according to its selection rule.
 
@@ -51,14 +64,7 @@ class BestCheckpoints:
             DataCorrupt: the evaluations cover different languages or none, so they must come from several runs.
         """
         curves = self.run / tracker.METRICS
-        evaluations = []
-        for step, metrics in tracker.read(curves):
-            if MEAN in metrics:
-                scores_by_language = {}
-                for name, value in metrics.items():
-                    if name.startswith(PREFIX) and name != MEAN:
-                        scores_by_language[name.removeprefix(PREFIX)] = value
-                evaluations.append(DevScores(step, scores_by_language))
+        evaluations = read_dev_scores(curves)
         language_sets = {frozenset(scores.languages) for scores in evaluations}
         if len(language_sets) > 1 or frozenset() in language_sets:
             raise DataCorrupt(f"{curves}: the evaluations cover different languages or none: restore it or train again")
