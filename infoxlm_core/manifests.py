@@ -314,11 +314,11 @@ def _verify_files(
             if should_read(Path(name)):
                 verify_file(path, size_and_digest, remedy, should_hash(Path(name)))
     except (InputError, OSError) as error:  # a name leads out of the directory or is too long
-        clear_error = user_files.translate_error(error, manifest_path) or error
+        known_error = user_files.translate_error(error, manifest_path)
         # A failing disk or missing permissions do not mean that the artifact is damaged.
-        may_be_valid = isinstance(clear_error, TryAgain) or isinstance(error, PermissionError)
+        may_be_valid = isinstance(known_error, TryAgain) or isinstance(error, PermissionError)
         if may_be_valid:
-            raise clear_error from error
+            raise known_error or error from error
         raise DataCorrupt(f"{manifest_path} cannot be read ({error}): {remedy}") from error
 
 
