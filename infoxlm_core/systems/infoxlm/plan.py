@@ -140,14 +140,14 @@ def _plan_persistent_memory(
         # A queue row is an fp32 key, two sentence ids and a step number. Ids and step number have 8 bytes each.
         queue_bytes = queue_size * (4 * model.encoder.size.hidden + 24)
     shards = 1
-    fp32 = "fp32"
+    storage = "fp32"
     if config.model.sharded:  # the queue is not sharded
         shards = gpu_count
-        fp32 = f"fp32, divided by {gpu_count} GPUs"
-    weight_formula = f"4 B x {parameter_count:,} parameters, {fp32}"
-    gradient_formula = f"4 B x parameters that are trained, {fp32}"
-    moment_formula = f"8 B x parameters that are trained and 4 B x {trained_tensors} tensors, {fp32}"
-    key_formula = f"4 B x {key_parameter_count:,} (up to layer {model.contrast_layer}, and the projection), {fp32}"
+        storage = f"fp32, divided by {gpu_count} GPUs"
+    weight_formula = f"4 B x {parameter_count:,} parameters, {storage}"
+    gradient_formula = f"4 B x parameters that are trained, {storage}"
+    moment_formula = f"8 B x parameters that are trained and 4 B x {trained_tensors} tensors, {storage}"
+    key_formula = f"4 B x {key_parameter_count:,} (up to layer {model.contrast_layer}, and the projection), {storage}"
     return [
         PlanRow("weights", 4 * parameter_count / shards, "B", weight_formula),
         PlanRow("gradients", 4 * trained_count / shards, "B", gradient_formula),
