@@ -74,8 +74,7 @@ def server(tmp_path_factory) -> Iterator[Server]:
     }
     assert container["command"] == ["weed"]
     assert set(local_arguments) < set(container["args"])
-    # SeaweedFS also listens on each port + 10,000.
-    ports = [next(port for port in iter(free_port, None) if port < 55_000) for _ in range(4)]
+    ports = [free_port() for _ in range(4)]
     command = [str(WEED), *(local_arguments.get(argument, argument) for argument in container["args"])]
     command += [f"-{name}.port={port}" for name, port in zip(("master", "volume", "filer", "s3"), ports, strict=True)]
     command += ["-s3.ip.bind=127.0.0.1"]

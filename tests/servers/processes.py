@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,9 +17,30 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    """Return a port of loopback that is not in use at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return port_of(listener)
+    """Return a port of loopback that is free, and whose port 10,000 above is free for SeaweedFS' gRPC.
+
+    Each call in a process returns another port. Linux gives neither port to an outgoing connection by itself, because
+    both are below 32,768. Such a connection would otherwise take the port before the server listens on it. By default,
+    workers of Ray listen on ports below 20,000.
+    """
+    return next(port for port in _ports if _is_free(port) and _is_free(port + 10_000))
+
+
+def _shuffled_ports() -> Iterator[int]:
+    """Yield the ports that belong to this worker of pytest-xdist, in random order."""
+    worker_number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = range(20_000, 22_768)[worker_number % 8 :: 8]
+    yield from random.sample(ports, len(ports))
+
+
+_ports = _shuffled_ports()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener, suppress(OSError):
+        listener.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def port_of(listener: socket.socket) -> int:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -25,28 +24,19 @@ def environment(url: str, access: str = "k") -> dict[str, str]:
 @contextlib.contextmanager
 def serve(directory: Path) -> Iterator[str]:
     """Run a server on loopback with its data in a directory. Yield its URL."""
-    ports = free_ports()
+    ports = [free_port() for _ in range(4)]
     with running(directory, ports):
         yield f"http://127.0.0.1:{ports[-1]}"
 
 
-def free_ports() -> tuple[int, ...]:
-    """Return free ports for master, volume, filer and S3. Each also uses the port 10,000 above for gRPC."""
-    return tuple(
-        next(port for port in iter(free_port, None) if port < 55_000 and _is_free(port + 10_000)) for _ in range(4)
-    )
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as listener, contextlib.suppress(OSError):
-        listener.bind(("127.0.0.1", port))
-        return True
-    return False
-
-
 @contextlib.contextmanager
 def running(directory: Path, ports: Sequence[int]) -> Iterator[subprocess.Popen]:
-    """Run a server on loopback with its data in a directory, which may have data of an earlier server."""
+    """Run a server on loopback with its data in a directory, which may have data of an earlier server.
+
+    Args:
+        directory: has the data, the configuration and the log.
+        ports: ports of master, volume, filer and S3. Each also uses the port 10,000 above for gRPC.
+    """
     (directory / "data").mkdir(exist_ok=True)
     keys = {access: {"accessKey": access, "secretKey": secret} for access, secret in KEYS.items()}
     reader = {"name": "reader", "credentials": [keys.pop("reader")], "actions": ["Read", "List"]}
