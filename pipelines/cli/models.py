@@ -24,15 +24,27 @@ MAX_CHARACTERS = 1 << 20
 @command(name="import")
 def import_(
     checkpoint: Annotated[
-        Path, typer.Argument(help="XLM-R's model.pt, an InfoXLM checkpoint of fairseq, or a .bin file.")
+        Path,
+        typer.Argument(
+            help="XLM-R's model.pt, an InfoXLM checkpoint of fairseq, or pytorch_model.bin in the directory of a "
+            "Hugging Face model."
+        ),
     ],
     directory: Annotated[Path, typer.Argument(help="Directory to create, in Hugging Face format.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Directory with sentencepiece.bpe.model. Default: the checkpoint's directory.")
+        Path | None,
+        typer.Option(
+            help="Directory with sentencepiece.bpe.model or tokenizer.json. Default: the checkpoint's directory."
+        ),
     ] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads. Default: hidden size / 64.")] = None,
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Attention heads of a fairseq checkpoint. Default: hidden size / 64.")
+    ] = None,
 ) -> None:
-    """Convert a pickled checkpoint of fairseq or Hugging Face to safetensors without executing its code."""
+    """Convert a pickled checkpoint of fairseq or Hugging Face to safetensors without executing its code.
+
+    The files of a Hugging Face model that describe its tokenizer, pooling and prompts are copied.
+    """
     from infoxlm_core.model.huggingface import fairseq
 
     imported = fairseq.convert(checkpoint, directory, tokenizer, heads)

@@ -1,12 +1,14 @@
 """Converts pickled checkpoints from fairseq and Hugging Face to Hugging Face directories.
 
 Examples are XLM-R's `model.pt`, the checkpoints of InfoXLM's release, and `pytorch_model.bin`. Because pickles can run
-code, only this module reads pickles, with torch's restricted reader, and writes safetensors and JSON.
+code, only this module reads pickles, with torch's restricted reader, and writes safetensors and JSON. The weights of a
+Hugging Face model keep their names, and its other files are copied, because they describe pooling, prompts and length.
 """
 
 import argparse
 import mmap
 import re
+import shutil
 import tempfile
 import zipfile
 from collections import Counter
@@ -21,12 +23,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from infoxlm_core import user_files
-from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained, tokenizers
-from infoxlm_core.model.task_head import NameRules
+from infoxlm_core.model.huggingface.directories import POOLING
 
 _REMEDY = "give model.pt as it was downloaded"
 HEAD_SIZE = 64  # head size of every XLM-R; the shapes of the weights do not determine it
@@ -34,9 +35,11 @@ HEAD_SIZE = 64  # head size of every XLM-R; the shapes of the weights do not det
 # Possible prefixes of the query encoder's tensors, in order of preference. InfoXLM's release calls this encoder "fast".
 _PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.")
 _PROJECTION = "proj_matrix_fast"  # (1, d, d): z = h @ projection
-# Tensors that do not count as unused: copies of the word embeddings and of the head's bias, and the type row, because
-# it is added to the position embeddings.
-_REDUNDANT = {"lm_head.weight", "lm_head.decoder.weight", "lm_head.decoder.bias", pretrained.TYPE_ROW}
+_OUTPUT_LAYER = "lm_head.weight"  # a copy of the word embeddings, so it does not count as unused
+_HUGGING_FACE_EMBEDDINGS = "embeddings.word_embeddings.weight"
+"""End of the name of the word embeddings in Hugging Face's XLM-R, BERT and DistilBERT. fairseq has no such name."""
+_MODEL_FILES = ("*.json", "*.model", "*.txt", "README.md", f"{POOLING}/config.json")
+"""Patterns of the files to copy from the directory of a Hugging Face model."""
 NAME_RULES = [  # our name -> fairseq's name
     (r"^encoder\.token_embedding\.", "sentence_encoder.embed_tokens."),
     (r"^encoder\.position_embedding\.", "sentence_encoder.embed_positions."),
@@ -76,12 +79,11 @@ class _QueryEncoder:
 
     checkpoint: Path
     tensors: dict[str, Tensor]  # by their names in the checkpoint, without the query encoder's prefix
-    name_rules: NameRules  # our name -> name in `tensors`
     other_names: list[str]  # names of the checkpoint's other tensors
 
     def stored_name(self, name: str) -> str:
         """Convert one of our parameter names to its name in `tensors`."""
-        return pretrained.rename(name, self.name_rules)
+        return pretrained.rename(name, NAME_RULES)
 
     def find_tensor(self, name: str) -> Tensor:
         """Return the tensor for one of our parameter names. Raise InputError if the checkpoint lacks the tensor."""
@@ -94,13 +96,16 @@ class _QueryEncoder:
 
 
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:
-    """Convert a checkpoint's query encoder, head and projection to a new Hugging Face directory.
+    """Convert a checkpoint to a new Hugging Face directory.
+
+    The directory contains all weights of a Hugging Face checkpoint, or the query encoder, head and projection of a
+    fairseq checkpoint.
 
     Args:
-        checkpoint: pickle from fairseq, or `pytorch_model.bin` from Hugging Face.
+        checkpoint: pickle from fairseq, or `pytorch_model.bin` in the directory of a Hugging Face model.
         directory: directory to create.
         tokenizer: directory with sentencepiece.bpe.model or tokenizer.json; None: the checkpoint's directory.
-        heads: number of attention heads; None: hidden size / 64.
+        heads: number of attention heads of a fairseq checkpoint; None: hidden size / 64.
 
     Raises:
         InputError: the checkpoint cannot be read without running code, a tensor is missing, or a shape is wrong.
@@ -112,6 +117,71 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
             f"{tokenizer} holds neither {tokenizers.MODEL} nor {tokenizers.FAST}: give another --tokenizer"
         )
     state, contrast_layer = _read_checkpoint(checkpoint)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as temporary:
+        unfinished = Path(temporary) / "model"  # renamed at the end, so that a failed import leaves no partial model
+        if any(name.endswith(_HUGGING_FACE_EMBEDDINGS) for name in state):
+            imported = _write_hugging_face_model(state, checkpoint, unfinished, tokenizer, heads)
+        else:
+            imported = _write_fairseq_model(state, contrast_layer, checkpoint, unfinished, tokenizer, heads)
+        sentencepiece_model = unfinished / tokenizers.MODEL
+        if sentencepiece_model.is_file() and not (unfinished / tokenizers.FAST).is_file():
+            tokenizers.write_fast(sentencepiece_model.read_bytes(), unfinished, imported.size.max_tokens)
+        unfinished.replace(directory)
+    return imported
+
+
+def _write_hugging_face_model(
+    state: Mapping[str, Tensor], checkpoint: Path, directory: Path, tokenizer: Path | None, heads: int | None
+) -> Imported:
+    """Write the weights of a Hugging Face checkpoint as safetensors, and copy the model's other files.
+
+    The arguments are those of `convert`, and `state` has the checkpoint's tensors by name.
+    """
+    source = checkpoint.parent
+    unsupported_setting = pretrained.find_unsupported_setting(pretrained.read_config(source))
+    if unsupported_setting:
+        raise InputError(f"{source}/config.json: {unsupported_setting}: give a model that can be a start of a training")
+    size = pretrained.read_encoder_size(source)
+    if heads not in (None, size.heads):
+        raise InputError(f"--heads is {heads}, but {source}/config.json says {size.heads}: leave it out")
+    pretrained.check_size(size, state, checkpoint)
+    directory.mkdir()
+    for pattern in _MODEL_FILES:
+        for path in source.glob(pattern):
+            if path.name.endswith(".index.json"):  # an index of weight files that are not copied
+                continue
+            copy = directory / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(user_files.check_readable(path), copy)
+    weights: dict[str, Tensor] = {}
+    written_views = set()
+    embeddings_first = sorted(state.items(), key=lambda item: "embeddings" not in item[0])
+    for name, tensor in embeddings_first:
+        view = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if view in written_views:  # a tied weight: the output layer is the same tensor as the word embeddings
+            continue
+        written_views.add(view)
+        weights[name] = tensor.contiguous()
+    save_file(weights, directory / pretrained.WEIGHTS, metadata={"format": "pt"})
+    if tokenizer:
+        tokenizers.copy(tokenizer, directory, size.max_tokens)
+    return Imported(size, projection=False, missing=(), unused=())
+
+
+def _write_fairseq_model(
+    state: Mapping[str, Tensor],
+    contrast_layer: int | None,
+    checkpoint: Path,
+    directory: Path,
+    tokenizer: Path | None,
+    heads: int | None,
+) -> Imported:
+    """Write the query encoder, head and projection of a fairseq checkpoint in Hugging Face's format.
+
+    The arguments are those of `convert`. `state` has the checkpoint's tensors by name, and `contrast_layer` is the
+    layer of the contrastive loss if the checkpoint records it.
+    """
     query_encoder = _select_query_encoder(state, checkpoint)
     size = _infer_size(query_encoder, heads)
     missing_head_names = _find_missing_head_tensors(query_encoder, size)
@@ -121,19 +191,13 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     config.architectures = ["XLMRobertaModel" if missing_head_names else "XLMRobertaForMaskedLM"]
     if projection is not None and contrast_layer:  # pooling and normalise are those of the released code
         config.infoxlm = {"layer": contrast_layer, "pooling": "cls", "normalise": False}
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as temporary:
-        unfinished = Path(temporary) / "model"  # renamed at the end, so that a failed import leaves no partial model
-        pretrained.write(model, config, tokenizer or checkpoint.parent, unfinished)
-        if projection is not None:
-            save_file({"projection": projection}, unfinished / pretrained.PROJECTION)
-        sentencepiece_model = unfinished / tokenizers.MODEL
-        if sentencepiece_model.is_file() and not (unfinished / tokenizers.FAST).is_file():
-            tokenizers.write_fast(sentencepiece_model.read_bytes(), unfinished, size.positions - FIRST_POSITION)
-        unfinished.replace(directory)
+    pretrained.write(model, config, tokenizer or checkpoint.parent, directory)
+    if projection is not None:
+        save_file({"projection": projection}, directory / pretrained.PROJECTION)
     imported_names = {query_encoder.stored_name(name) for name, _ in model.named_parameters()}
-    unused_names = [*query_encoder.other_names, *(query_encoder.tensors.keys() - imported_names - _REDUNDANT)]
-    return Imported(size, projection is not None, missing_head_names, tuple(sorted(unused_names)))
+    unused_names = query_encoder.tensors.keys() - imported_names - {_OUTPUT_LAYER}
+    unused = tuple(sorted([*query_encoder.other_names, *unused_names]))
+    return Imported(size, projection is not None, missing_head_names, unused)
 
 
 def _read_projection(state: Mapping[str, Tensor], size: EncoderSize, checkpoint: Path) -> Tensor | None:
@@ -162,7 +226,7 @@ def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
     if not isinstance(loaded, dict):
         raise InputError(f"{checkpoint} holds a {type(loaded).__name__}, not the tensors of a model: give a checkpoint")
     state = loaded.get("model", loaded)  # fairseq stores tensors under the key "model"
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     contrast_layer = getattr(loaded.get("args"), "xlco_layer", None)
     return tensors, contrast_layer
 
@@ -193,9 +257,7 @@ def _check_tensor_sizes(checkpoint: Path) -> None:
 
 
 def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _QueryEncoder:
-    """Select the tensors of the query encoder and its head from a fairseq or Hugging Face checkpoint."""
-    if any(name.startswith("roberta.") for name in state):  # a Hugging Face checkpoint, with a single encoder
-        return _QueryEncoder(checkpoint, dict(state), pretrained.NAME_RULES, other_names=[])
+    """Select the tensors of the query encoder and its head from a fairseq checkpoint."""
     prefixes = (prefix for prefix in _PREFIXES if f"{prefix}sentence_encoder.embed_tokens.weight" in state)
     prefix = next(prefixes, "")  # "": the names have no prefix
     tensors: dict[str, Tensor] = {}
@@ -211,7 +273,7 @@ def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _Que
                 tensors[name.replace("in_proj_", f"{letter}_proj.")] = part
         else:
             tensors[name] = tensor
-    return _QueryEncoder(checkpoint, tensors, NAME_RULES, other_names)
+    return _QueryEncoder(checkpoint, tensors, other_names)
 
 
 def _infer_size(query_encoder: _QueryEncoder, heads: int | None) -> EncoderSize:
@@ -223,8 +285,7 @@ def _infer_size(query_encoder: _QueryEncoder, heads: int | None) -> EncoderSize:
             f"{query_encoder.checkpoint}: hidden size {hidden} is not a multiple of {heads} heads: "
             "give the number of heads with --heads"
         )
-    # fairseq names the layers `.layers.0.`, Hugging Face `.layer.0.`.
-    matches = [re.search(r"\.layers?\.(\d+)\.", name) for name in query_encoder.tensors]
+    matches = [re.search(r"\.layers\.(\d+)\.", name) for name in query_encoder.tensors]
     layer_numbers = [int(match[1]) for match in matches if match]
     return EncoderSize(
         vocabulary=len(query_encoder.find_tensor("encoder.token_embedding.weight")),
@@ -247,11 +308,12 @@ def _find_missing_head_tensors(query_encoder: _QueryEncoder, size: EncoderSize) 
 def _build_model(query_encoder: _QueryEncoder, size: EncoderSize, has_head: bool) -> nn.Module:
     """Build a module with a checkpoint's encoder and, if `has_head`, its masked-LM head."""
     embeddings = query_encoder.find_tensor("encoder.token_embedding.weight")
-    for name in ("lm_head.weight", "lm_head.decoder.weight"):  # the output layer in fairseq and in Hugging Face
-        if name in query_encoder.tensors and not torch.equal(query_encoder.tensors[name], embeddings):
-            raise InputError(
-                f"{query_encoder.checkpoint}: {name} differs from the word embeddings: give a model with a tied head"
-            )
+    output_layer = query_encoder.tensors.get(_OUTPUT_LAYER)
+    if output_layer is not None and not torch.equal(output_layer, embeddings):
+        raise InputError(
+            f"{query_encoder.checkpoint}: {_OUTPUT_LAYER} differs from the word embeddings: give a model with a tied "
+            "head"
+        )
     model = nn.Module()
     with torch.device("meta"):
         model.encoder = Encoder(size)
@@ -266,9 +328,5 @@ def _build_model(query_encoder: _QueryEncoder, size: EncoderSize, has_head: bool
                 f"not {tuple(parameter.shape)}: give a complete checkpoint"
             )
         weights[name] = tensor
-    type_embeddings = query_encoder.tensors.get(pretrained.TYPE_ROW)
-    if type_embeddings is not None:
-        # Every token of XLM-R has the same type, so add the type's embedding to all position embeddings.
-        weights["encoder.position_embedding.weight"] = weights["encoder.position_embedding.weight"] + type_embeddings[0]
     model.load_state_dict(weights, assign=True)
     return model

@@ -340,7 +340,7 @@ def read_encoder_size(directory: Path) -> EncoderSize:
         first_position=find_first_position(config),
     )
     if headers:  # plans, and checks of config.json before the download, have no weights
-        _check_size(size, headers, directory)
+        check_size(size, headers, directory)
     return size
 
 
@@ -376,14 +376,22 @@ def _has_nonzero_type_row(headers: Mapping[str, stored_weights.StoredWeight]) ->
     return False
 
 
-def _check_size(size: EncoderSize, headers: Mapping[str, stored_weights.StoredWeight], directory: Path) -> None:
-    """Raise InputError if the weight files do not contain an encoder of this size."""
-    canonical_names = find_canonical_names(headers)
-    stored_shapes = {canonical_names[name]: header.shape for name, header in headers.items()}
+def check_size(
+    size: EncoderSize, weights: Mapping[str, stored_weights.StoredWeight] | Mapping[str, Tensor], source: Path
+) -> None:
+    """Raise InputError if weights do not contain an encoder of this size.
+
+    Args:
+        size: the encoder's sizes.
+        weights: the headers of the weights, or the weights, by their names in a file of Hugging Face.
+        source: file or directory of the weights, for the error message.
+    """
+    canonical_names = find_canonical_names(weights)
+    stored_shapes = {canonical_names[name]: tuple(weight.shape) for name, weight in weights.items()}
     with torch.device("meta"):
         parameters = Encoder(size).named_parameters(prefix="encoder")
     expected_shapes = {to_hugging_face_name(name): tuple(parameter.shape) for name, parameter in parameters}
-    stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
+    stored_weights.compare_shapes(expected_shapes, stored_shapes, source)
 
 
 def find_weight_files(directory: Path) -> list[Path]:

@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import XLMRobertaForMaskedLM
+from transformers import AutoModel, XLMRobertaForMaskedLM
 
 from infoxlm_core.data.layouts import number_positions
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import fairseq, pretrained
+from infoxlm_core.model.huggingface.directories import check_model
 from infoxlm_core.tasks import TASKS
+from infoxlm_core.tasks.embedding import embed_sentences
+from tests.toys.exports import TEXTS, save_encoder
 from tests.toys.fairseq import (
     LAYERS,
     POSITIONS,
@@ -22,7 +25,6 @@ from tests.toys.fairseq import (
     V,
     infoxlm_checkpoint,
     model_tensors,
-    random,
     under,
 )
 
@@ -122,17 +124,50 @@ def test_joint_matrix_of_query_key_and_value_is_split(tmp_path):
     assert weights[0] == weights[1]
 
 
-def test_pickle_of_the_hub_is_converted(xlmr, tmp_path):
-    fairseq.convert(xlmr[0], tmp_path / "out")
-    state = load_file(tmp_path / "out/model.safetensors")
-    types = random(1, D)
-    torch.save(state | {pretrained.TYPE_ROW: types, "roberta.pooler.dense.weight": random(D, D)}, tmp_path / "p.bin")
+@pytest.fixture
+def hub_model(tmp_path, request) -> tuple[Path, torch.Tensor]:
+    """A model of the hub that has only a pickle, and its vectors before its safetensors were removed."""
+    directory = save_encoder(tmp_path / "hub", request.param)
+    vectors = embed_sentences(directory, TEXTS)
+    model_class = XLMRobertaForMaskedLM if request.param == "infoxlm" else AutoModel
+    state = model_class.from_pretrained(directory).state_dict()  # with the output layer, which is tied
+    torch.save(state, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    (directory / "other.pt").write_bytes(b"a pickle that the import does not copy")
+    return directory, vectors
 
-    imported = fairseq.convert(tmp_path / "p.bin", tmp_path / "from bin")
 
-    assert imported.unused == ("roberta.pooler.dense.weight",)
-    table = "roberta.embeddings.position_embeddings.weight"
-    assert torch.equal(load_file(tmp_path / "from bin/model.safetensors")[table], state[table] + types[0])
+@pytest.mark.parametrize("hub_model", ["infoxlm", "e5", "bge", "distilbert"], indirect=True)
+def test_pickle_of_the_hub_is_converted_with_its_tokenizer_pooling_prompt_and_length(hub_model, tmp_path):
+    directory, vectors = hub_model
+
+    imported = fairseq.convert(directory / "pytorch_model.bin", tmp_path / "out")
+
+    check_model(tmp_path / "out")
+    assert torch.equal(embed_sentences(tmp_path / "out", TEXTS), vectors)
+    assert (imported.missing, imported.unused, imported.projection) == ((), (), False)
+    assert pretrained.read_encoder_size(tmp_path / "out").layers == imported.size.layers
+    assert not any("decoder" in name for name in load_file(tmp_path / "out/model.safetensors"))
+
+
+@pytest.mark.parametrize("hub_model", ["bge"], indirect=True)
+def test_pickle_without_the_other_files_of_its_model_is_refused(hub_model, tmp_path):
+    pickle = hub_model[0] / "pytorch_model.bin"
+    config = pickle.with_name("config.json")
+    content = config.read_text()
+
+    config.write_text(content.replace('"intermediate_size": 64', '"intermediate_size": 65'))
+    with pytest.raises(
+        InputError, match=r"pytorch_model\.bin: .* is \(64, 32\), but config\.json describes \(65, 32\)"
+    ):
+        fairseq.convert(pickle, tmp_path / "out")
+    config.write_text(content.replace('"model_type": "bert"', '"model_type": "deberta"'))
+    with pytest.raises(InputError, match=r"hub/config\.json: model_type is 'deberta', not one of"):
+        fairseq.convert(pickle, tmp_path / "out")
+    config.unlink()
+    with pytest.raises(InputError, match=r"hub/config\.json: no such file: give a Hugging Face model directory"):
+        fairseq.convert(pickle, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["hub"]
 
 
 def test_encoder_without_head_is_imported_and_the_head_is_reported(tmp_path):
