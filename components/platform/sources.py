@@ -27,6 +27,7 @@ from infoxlm_core import locks, manifests
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import directories
 from infoxlm_core.tasks import task_of
+from infoxlm_core.tasks.retrieval.files import read_aligned
 from infoxlm_core.training import fingerprint
 from infoxlm_core.training.finetuning import selection
 
@@ -280,6 +281,19 @@ def fetch_guard_set(config: "EvaluationConfig", store: Path) -> "EvaluationConfi
         return config
     path = str(fetch_data(config.guard.data, store))
     return config.model_copy(update={"guard": config.guard.model_copy(update={"data": path})})
+
+
+def check_guard_set(config: "EvaluationConfig", store: Path) -> None:
+    """Check that the guard set of an evaluation, if any, can be read.
+
+    Raises:
+        InputError: the set or a language does not exist, or a line is empty.
+        ParallelMismatch, EncodingError: a file is damaged.
+        DataCorrupt, StorageUnavailable: see `fetch_data`.
+    """
+    guard = fetch_guard_set(config, store).guard
+    if guard is not None:
+        read_aligned(Path(guard.data), guard.pivot, guard.languages)
 
 
 def compute_key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs: str) -> str:

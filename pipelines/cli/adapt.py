@@ -67,6 +67,7 @@ def adapt(
     if len(codes) < 2:
         raise InputError(f"--languages {languages!r} is too short. Give at least two language codes, such as en,de.")
     from components.platform import artifacts, sources
+    from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.stages import export
 
     export_settings = export.ExportSettings(split_list(to))
@@ -77,9 +78,11 @@ def adapt(
     local_store = artifacts.local_directory(store)
     # The name contains the languages, because a guard set that exists is not written again.
     guard_directory = guard or str(config.parent / f"guard-{'-'.join(codes)}")
+    settings = adaptation.plan_settings(start, pairs, codes, guard_directory, prefix, local_store)
     if not guard:
         adaptation.write_default_guard(Path(guard_directory), codes, local_store)
-    settings = adaptation.plan_settings(start, pairs, codes, guard_directory, prefix, local_store)
+    # Check the guard before the config is written, because a config with another guard would have to be removed first.
+    sources.check_guard_set(EvaluationConfig.parse({"guard": settings["evaluation.guard"]}), local_store)
     settings["registration.name"] = config.stem  # the gate cannot compare models trained on different translations
     run_config = adaptation.write_config(config, CONFIGS / "adapt.yaml", settings, set_ or ())
     typer.echo(f"settings    {config}")

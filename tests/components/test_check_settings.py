@@ -84,6 +84,18 @@ def test_unsuitable_start_is_refused(tiny_encoders, tmp_path, overrides, config_
     assert message in read_error(tmp_path, pretraining=pretraining, overrides=overrides)["message"]
 
 
+def test_guard_set_that_cannot_be_measured_is_refused_before_the_training(tmp_path):
+    guard = tmp_path / "guard"
+    guard.mkdir()
+    (guard / "general.en-de.en").write_text("One.\nTwo.\n")
+    (guard / "general.en-de.de").write_text("Eins.\n")
+
+    error = read_error(tmp_path, overrides={"evaluation.guard": {"data": str(guard)}})
+
+    assert (error["class"], error["code"]) == ("ParallelMismatch", 2)
+    assert "general.en-de.en has 2 lines" in error["message"]
+
+
 def test_ablation_without_a_tracker_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("INFOXLM_TRACKER", "none")
 

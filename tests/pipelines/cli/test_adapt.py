@@ -121,3 +121,22 @@ def test_unusable_option_is_refused_before_the_training(options, message, tmp_pa
 
     assert_refused(result, message)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--languages", "en,xx"], "languages.1: Input should be an ISO 639-1 language code"),
+        (["--languages", "en,de", "--guard", "missing"], "missing: no such file or directory"),
+        (["--languages", "en,de", "--guard", "start"], "start has no aligned files of en and another language"),
+    ],
+)
+def test_unusable_languages_and_guard_are_refused_before_the_config_is_written(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_start(tmp_path / "start")
+    write_catalogs(tmp_path, {"memory": 500})
+
+    result = invoke("adapt", "start", "--pairs", "memory", *options)
+
+    assert_refused(result, message)
+    assert not (tmp_path / "adapted.yaml").exists()
