@@ -1,6 +1,5 @@
 """Plan the adaptation of a public encoder to translations: the run's settings and a default guard set."""
 
-import itertools
 import logging
 import math
 import re
@@ -8,7 +7,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -49,6 +48,15 @@ GUARD_CORPUS = CorpusSource(
 """Messages of the web framework Django, with human translations into about 90 languages; BSD licence."""
 
 
+class TextCounts(NamedTuple):
+    """The size of the text of a run."""
+
+    pairs: int
+    """Number of translation pairs."""
+    messages: int
+    """Number of distinct sentences in the pivot language. A message has a pair for each of its translations."""
+
+
 def plan_settings(
     start: str, pairs: Sequence[str], languages: Sequence[str], guard: str, prefix: str | None, store: Path
 ) -> dict[str, Any]:
@@ -72,16 +80,20 @@ def plan_settings(
     layer_count = pretrained.read_encoder_size(directory).layers  # raises InputError for unsupported model types
     encoder = sentence_encoder.read_settings(directory)
     batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
-    # Count only as many pairs as `MAX_STEPS` steps can use: more pairs would not add steps.
-    pair_count = count_pairs(preparation, store, limit=MAX_STEPS * batch_size // EPOCHS)
-    message_count = pair_count // (len(languages) - 1)  # a message has one pair for each language except the pivot
-    steps = choose_steps(pair_count, batch_size)
-    logger.info("%d translation pairs: %d steps of %d pairs", pair_count, steps, batch_size)
+    # More pairs would not add steps, and more messages would not lower the share that is held out.
+    counts = count_text(
+        preparation,
+        store,
+        pair_limit=MAX_STEPS * batch_size // EPOCHS,
+        message_limit=math.ceil(MIN_HELD_OUT_MESSAGES / HELD_OUT_SHARE),
+    )
+    steps = choose_steps(counts.pairs, batch_size)
+    logger.info("counted %d translation pairs: %d steps of %d pairs", counts.pairs, steps, batch_size)
     return {
         "preparation.languages": list(languages),
         "preparation.pivot": pivot,
         "preparation.corpora": corpora,
-        "preparation.held_out_share": choose_held_out_share(message_count),
+        "preparation.held_out_share": choose_held_out_share(counts.messages),
         "preparation.evaluation_sets": [guard],
         "tokenization.prefix": encoder.prefix if prefix is None else prefix,
         "pretraining.model.start": start,
@@ -119,15 +131,19 @@ def make_corpus_config(path: str, languages: Sequence[str]) -> dict[str, Any]:
     return corpus
 
 
-def count_pairs(preparation: PreparationConfig, store: Path, limit: int) -> int:
-    """Count the translation pairs of all corpora before cleaning, up to `limit`."""
+def count_text(preparation: PreparationConfig, store: Path, pair_limit: int, message_limit: int) -> TextCounts:
+    """Count the translation pairs and messages of all corpora before cleaning, until both limits are reached."""
     local = sources.fetch_corpora(preparation, store)
-    count = 0
+    pair_count = 0
+    messages: set[str] = set()
     for corpus in local.corpora:
         paths = [Path(path) for path in corpus.paths]
-        pairs = formats.read_pairs(corpus, local.languages, local.pivot, paths)
-        count += sum(1 for _ in itertools.islice(pairs, limit - count))
-    return count
+        for row in formats.read_pairs(corpus, local.languages, local.pivot, paths):
+            pair_count += 1
+            messages.add(row.texts[0])  # the pivot's side
+            if pair_count >= pair_limit and len(messages) >= message_limit:
+                return TextCounts(pair_count, len(messages))
+    return TextCounts(pair_count, len(messages))
 
 
 def write_default_guard(directory: Path, languages: Sequence[str], store: Path) -> None:

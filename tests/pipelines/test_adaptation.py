@@ -41,13 +41,19 @@ def test_file_of_unknown_format_or_languages_is_refused(path, languages, message
         adaptation.make_corpus_config(path, languages)
 
 
-def test_pairs_are_counted_up_to_a_limit(tmp_path):
-    folder = write_catalogs(tmp_path, {"memory": 60}) / "memory"
-    corpora = [adaptation.make_corpus_config(str(folder), ["en", "de", "fr"])]
-    preparation = PreparationConfig.parse({"languages": ["en", "de", "fr"], "corpora": corpora})
+def test_pairs_and_messages_are_counted_until_both_limits_are_reached(tmp_path):
+    folder = write_catalogs(tmp_path, {"memory": 60}) / "memory"  # 60 messages in two languages
+    (tmp_path / "en-de.tsv").write_text("\n".join(f"Message {number}\tNachricht {number}" for number in range(30)))
+    languages = ["en", "de", "fr"]
+    corpora = [adaptation.make_corpus_config(str(path), languages) for path in (folder, tmp_path / "en-de.tsv")]
+    preparation = PreparationConfig.parse({"languages": languages, "corpora": corpora})
 
-    assert adaptation.count_pairs(preparation, tmp_path, 1000) == 120
-    assert adaptation.count_pairs(preparation, tmp_path, 100) == 100
+    def count(pair_limit: int, message_limit: int) -> adaptation.TextCounts:
+        return adaptation.count_text(preparation, tmp_path, pair_limit, message_limit)
+
+    assert count(1000, 1000) == (150, 90)
+    assert count(100, 10) == (100, 60)
+    assert count(1, 70) == (130, 70)
 
 
 def test_number_of_steps_is_two_passes_over_the_pairs_within_limits():
