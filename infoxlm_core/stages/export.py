@@ -124,10 +124,12 @@ def _read_aligned_sentences(settings: ExportSettings) -> dict[str, AlignedSenten
 
 
 def check_settings(settings: ExportSettings, output: Path) -> None:
-    """Raise InputError if a format is unknown or cannot be written, or if the output directory is not empty.
+    """Raise InputError if a format is missing, unknown or cannot be written, or if the output directory is not empty.
 
-    Commands that train before they export call this function first.
+    Commands that download or train a model before they export it call this function first.
     """
+    if not settings.formats:
+        raise InputError(f"no format to export: give some of {', '.join(FILES)}")
     for format_name in settings.formats:
         if format_name not in FILES:
             raise InputError(f"{format_name!r:.100} is not a format: give some of {', '.join(FILES)}")

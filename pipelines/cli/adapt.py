@@ -91,4 +91,4 @@ def adapt(
     typer.echo(summary)
     model = adaptation.find_promoted_model(summary, local_store)
     export.export(sources.fetch_model(model, local_store), model, export_settings, output)
-    typer.echo(f"exported    {output}: load it with SentenceTransformer({str(output)!r})")
+    typer.echo(f"exported    {output}: see {output / 'README.md'}")

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, command, split_list
 
 
@@ -46,10 +45,9 @@ def export(
     from components.platform import artifacts, sources
     from infoxlm_core.stages import export as stage
 
-    if not split_list(to):
-        raise InputError("--to is empty. Give sentence-transformers, onnx, onnx-int8, or several.")
-    source = sources.fetch_model(model, artifacts.local_directory(store))
     settings = stage.ExportSettings(split_list(to), split_list(languages), tuple(text or ()), data, pivot)
+    stage.check_settings(settings, output)  # before the model is downloaded
+    source = sources.fetch_model(model, artifacts.local_directory(store))
     measurements = stage.export(source, model, settings, output)
     original = measurements[0]  # the model before the export
     for measured in measurements:

@@ -86,6 +86,7 @@ def test_adapted_encoder_is_better_than_its_start_and_becomes_champion(adapted):
     assert float(scores[1]) > float(scores[2]) + 0.2
     assert re.search(r"^version +models:/toy-memory/1 is candidate and champion: ", adapted.summary, re.MULTILINE)
     assert "classification/" not in adapted.summary
+    assert "exported    adapted: see adapted/README.md" in adapted.summary
 
 
 @pytest.mark.slow
@@ -113,6 +114,7 @@ def test_transformers_computes_the_vectors_of_the_champion_from_the_export(adapt
     [
         (["--languages", "en"], "--languages 'en' is too short. Give at least two language codes"),
         (["--languages", "en,de", "--to", "tensorflow"], "'tensorflow' is not a format"),
+        (["--languages", "en,de", "--to", ","], "no format to export: give some of sentence-transformers, onnx"),
         (["--languages", "en,de", "--output", Path(__file__).parent], "exists: give a new directory"),
     ],
 )
