@@ -63,8 +63,8 @@ class Registration:
 def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) -> Registration:
     """Register an encoder as a version of the model `name`, and apply the promotion gate to the version.
 
-    There is one version per digest. A repeated call has the same result, even after a crash at any point. The caller
-    must hold `promotion.LOCK`.
+    There is one version per digest. A repeated call has the same result, even after a crash at any point. But a version
+    that was refused is judged again if the gate has changed. The caller must hold `promotion.LOCK`.
 
     Args:
         name: name of the registered model.
@@ -87,7 +87,12 @@ def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) ->
             tags = {**encoder.tags, **score_tags, "digest": encoder.digest}
             model_versions.create_version(client, name, source, encoder.run_id, tags)
         version = model_versions.keep_oldest(client, name, encoder.digest)
-        if GATE not in version.tags:  # the tag is set last, so an earlier call has not finished the registration
+        is_finished = GATE in version.tags  # the tag is set last
+        if is_finished and promotion.was_refused_by_other_gate(version, gate):
+            # Judge the version again. Without the tag, the next call does so if this one is interrupted.
+            client.delete_model_version_tag(name, version.version, GATE)
+            is_finished = False
+        if not is_finished:
             client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)
         return _read_registration(client, name, version.version)

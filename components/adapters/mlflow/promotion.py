@@ -35,6 +35,8 @@ LOCK = ("registry", "champions")
 """Arguments of `artifacts.exclusive` for the lock of all promotions, rollbacks and registrations."""
 ROLLED_BACK_TO = "champion again"
 """Action in the decision on a version that became champion by a rollback."""
+REFUSED = "refused"
+"""Action in the decision on a version that the gate refused."""
 _MODEL_ON_SERVER = re.compile(r"(?P<uri>\w+://.*[^/])/(?P<name>[^/:]+)")
 
 
@@ -45,6 +47,8 @@ class Decision(TypedDict, total=False):
     """Action: promoted, refused, rolled back, or champion again."""
     reason: str
     figures: dict[str, Any]
+    gate: dict[str, float]
+    """The limits of a refusal. Earlier releases did not record them."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +151,16 @@ def promote(
             if verdict.passed:
                 _make_champion(client, version, verdict, champion)
             else:
-                record_decision(client, version, "refused", verdict, champion)
+                record_decision(client, version, REFUSED, verdict, champion, gate)
         client.set_model_version_tag(name, number, GATE, verdict.reason)  # last: `register` skips versions with it
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
+
+
+def was_refused_by_other_gate(version: "ModelVersion", gate: Mapping[str, float]) -> bool:
+    """Return whether the last decision on a version is a refusal by a gate with other metrics or limits."""
+    decision = _read_decision(version)
+    return decision.get("what") == REFUSED and decision.get("gate", gate) != dict(gate)
 
 
 def _make_champion(client: "MlflowClient", version: "ModelVersion", verdict: Verdict, champion: str | None) -> None:
@@ -236,7 +246,12 @@ def _record_rollback(client: "MlflowClient", version: "ModelVersion", action: st
 
 
 def record_decision(
-    client: "MlflowClient", version: "ModelVersion", action: str, verdict: Verdict, previous: str | None
+    client: "MlflowClient",
+    version: "ModelVersion",
+    action: str,
+    verdict: Verdict,
+    previous: str | None,
+    gate: Mapping[str, float] | None = None,
 ) -> None:
     """Record a decision in a tag of the version and in a file of its MLflow run.
 
@@ -246,6 +261,7 @@ def record_decision(
         action: promoted, refused, rolled back, or champion again.
         verdict: reason and figures.
         previous: version number of the champion before the decision, if any.
+        gate: required gain by metric, for a refusal.
     """
     timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     decision: dict[str, Any] = {
@@ -258,6 +274,8 @@ def record_decision(
         "at": timestamp,
         "by": identify_decider(),
     }
+    if gate is not None:
+        decision["gate"] = dict(gate)
     if version.run_id:  # the tag has only the last decision on a version, but the run keeps a file for each
         registered_tags = {key: value for key, value in version.tags.items() if key not in (DECISION, GATE)}
         # Some file systems refuse colons.

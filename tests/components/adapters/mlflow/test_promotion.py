@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -138,6 +139,24 @@ def test_first_version_must_be_better_than_its_start_if_demanded(store, tiny_enc
     assert registration.reason.startswith(f"candidate, {refusal}")
     with pytest.raises(NotPromoted, match=re.escape(refusal)):  # the demand is stored with the version
         promotion.promote_model("models:/tiny/1", GATE, store)
+
+
+def test_refused_version_is_judged_again_if_the_gate_of_its_run_has_changed(better, store, tiny_encoders, monkeypatch):
+    def register_again(gate: dict[str, float]) -> model_registry.Registration:
+        return register(store, tiny_encoders["second"], "sha256:2", 0.6, gate=gate)
+
+    refused = register_again(STRICT_GATE)
+    with monkeypatch.context() as patch:
+        # This is the last call before the alias moves, and the decision is already recorded.
+        patch.setattr(promotion, "find_champion", Mock(side_effect=["1", SystemExit]))
+        with pytest.raises(SystemExit):
+            register_again(GATE)
+    judged_again = register_again(GATE)
+
+    assert (refused.version, refused.champion) == (2, False)
+    assert (judged_again.version, judged_again.champion) == (2, True)
+    assert judged_again.reason.startswith("champion, better than version 1: retrieval/served +0.1000")
+    assert read_champion(better) == 2
 
 
 def test_interrupted_promotion_is_finished_by_the_next(better, store, monkeypatch):
