@@ -114,15 +114,17 @@ def read_settings(directory: Path) -> VectorSettings:
     """Read how a model computes sentence vectors, from our config.json or from sentence-transformers files."""
     layer, pooling = any_encoder.read_embedding_settings(directory)
     our_settings = pretrained.read_config(directory).get("infoxlm")
-    if our_settings:
-        normalise = bool(our_settings.get("normalise", False))
-        prompts = any_encoder.Prompts({}, None)
-        prefix = our_settings.get("prefix", "")
-        if prefix:  # `encode_query` uses the prompt "query" (DEFAULT_PROMPT), and `encode_document` "document"
-            prompts = any_encoder.Prompts({DEFAULT_PROMPT: prefix, "document": prefix}, DEFAULT_PROMPT)
+    prompts = any_encoder.read_prompts(directory)  # none if the model has no sentence-transformers files
+    if not our_settings:
+        normalise = (directory / MODULES).is_file() and _has_normalize_module(directory)
         return VectorSettings(layer, pooling, normalise, prompts)
-    normalise = (directory / MODULES).is_file() and _has_normalize_module(directory)
-    return VectorSettings(layer, pooling, normalise, any_encoder.read_prompts(directory))
+    normalise = bool(our_settings.get("normalise", False))
+    prefix = our_settings.get("prefix", "")
+    is_export = (directory / MODULES).is_file()  # an export has the prompts of its source
+    if prefix and not is_export:
+        # `encode_query` uses the prompt "query" (DEFAULT_PROMPT), and `encode_document` "document"
+        prompts = any_encoder.Prompts({DEFAULT_PROMPT: prefix, "document": prefix}, DEFAULT_PROMPT)
+    return VectorSettings(layer, pooling, normalise, prompts)
 
 
 def _has_normalize_module(directory: Path) -> bool:

@@ -107,6 +107,19 @@ def test_text_and_languages_trim_the_vocabulary(source, data, tmp_path):
     assert "pieces in the scripts of en, de" in body
 
 
+def test_export_of_an_export_keeps_all_prompts(tmp_path):
+    source = save_encoder(tmp_path / "e5", "e5")
+    prompts = {"query": "query: ", "passage": "passage: "}
+    name = "config_sentence_transformers.json"
+    (source / name).write_text(json.dumps({"prompts": prompts, "default_prompt_name": "query"}))
+
+    export(source, "e5", ExportSettings(TORCH), tmp_path / "first")
+    export(tmp_path / "first", "e5", ExportSettings(TORCH), tmp_path / "second")
+
+    settings = json.loads((tmp_path / "second" / name).read_text())
+    assert (settings["prompts"], settings["default_prompt_name"]) == (prompts, "query")
+
+
 def test_format_with_different_vectors_is_not_delivered(source, tmp_path, monkeypatch):
     run = sentence_encoder.SentenceEncoder.run
     monkeypatch.setattr(sentence_encoder.SentenceEncoder, "run", lambda *batch: run(*batch) + 0.01)
