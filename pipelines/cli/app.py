@@ -58,13 +58,14 @@ CONFIGS = _PACKAGED_CONFIGS if _PACKAGED_CONFIGS.is_dir() else _CHECKOUT_CONFIGS
 def find_config(argument: str | Path) -> Path:
     """Return the path of a YAML file, or of a packaged file for a bare name such as `demo`.
 
-    The path may be missing or invalid. The command reports such an error when it reads the file.
+    A directory of the same name, such as the store of an earlier run, does not hide the packaged file. The path may be
+    missing or invalid. The command reports such an error when it reads the file.
     """
     path = Path(argument)
     packaged_file = CONFIGS / f"{path}.yaml"
     is_bare_name = len(path.parts) == 1
     with suppress(OSError):  # the file system rejects the name, for example because it is too long
-        if is_bare_name and not path.exists() and packaged_file.is_file():
+        if is_bare_name and not path.is_file() and packaged_file.is_file():
             return packaged_file
     return path
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from pipelines.cli.app import interrupt_on_signals, report_errors
+from pipelines.cli.app import CONFIGS, find_config, interrupt_on_signals, report_errors
 from tests.pipelines.commands import assert_refused, invoke
 
 CONFIG = """
@@ -76,6 +76,15 @@ def test_unusable_path_is_refused(config, tmp_path, arguments, message):
     result = invoke(*(argument.replace("{folder}", str(tmp_path)) for argument in arguments))
 
     assert_refused(result, message.replace("{folder}", str(tmp_path)))
+
+
+def test_bare_name_is_a_packaged_file_unless_a_file_of_this_name_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()  # for example the store of `infoxlm run demo --store demo`
+    (tmp_path / "base").write_text(CONFIG)
+
+    assert find_config("demo") == CONFIGS / "demo.yaml"
+    assert find_config("base") == Path("base")
 
 
 @pytest.mark.item("P8")
