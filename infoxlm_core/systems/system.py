@@ -6,8 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
+from infoxlm_core.errors import TokenizerMismatch
+from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.training.learner import Learner
 
 Observe = Callable[[int], dict[str, float]]  # runs the evaluations due after a step; see `loop.train`
@@ -48,3 +51,22 @@ class System:
             ConfigError: the model is too small for the config.
         """
         raise NotImplementedError
+
+
+def name_tokenizer_file(shards: Shards) -> str:
+    """Return the name of the file that identifies the tokenizer of shards."""
+    return str(shards.manifest["facts"].get("tokenizer_file", tokenizers.MODEL))
+
+
+def check_tokenizer_file(start: Path, shards: Shards) -> None:
+    """Raise TokenizerMismatch if a start model's tokenizer file, if any, differs from that of the shards."""
+    path = start / name_tokenizer_file(shards)
+    if not path.is_file():
+        return
+    start_digest = f"sha256:{manifests.file_sha256(path)}"
+    shards_digest = shards.manifest["facts"]["tokenizer"]
+    if start_digest != shards_digest:
+        raise TokenizerMismatch(
+            f"{start} has tokenizer {start_digest[:15]}…, but {shards.directory} has {shards_digest[:15]}…: "
+            f"tokenize with the model's own (tokenization.model: {path})"
+        )

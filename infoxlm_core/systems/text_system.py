@@ -19,7 +19,7 @@ from infoxlm_core.errors import ConfigError, InputError, TokenizerMismatch
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.huggingface import pretrained, stored_weights, tokenizers
 from infoxlm_core.model.huggingface.pretrained import WEIGHTS
-from infoxlm_core.systems.system import System
+from infoxlm_core.systems.system import System, check_tokenizer_file, name_tokenizer_file
 from infoxlm_core.systems.text_batches import TextSampler, list_languages
 from infoxlm_core.systems.text_learner import TextLearner, TextNetwork
 from infoxlm_core.training import distributed
@@ -162,7 +162,7 @@ class TextSystem(System):
 
         Raises:
             InputError: config.json is missing, names another architecture or contradicts the stored weights.
-            TokenizerMismatch: the vocabulary sizes of the model and the shards differ.
+            TokenizerMismatch: the vocabulary sizes or the SentencePiece models of the model and the shards differ.
             ConfigError: see `check_languages`.
         """
         config = self._read_config(directory)
@@ -171,6 +171,8 @@ class TextSystem(System):
                 f"{directory} has {config.vocab_size} embeddings, but {shards.directory} has {shards.vocabulary_size} "
                 "ids: tokenize with the model's own SentencePiece model (tokenization.model)"
             )
+        if name_tokenizer_file(shards) == tokenizers.MODEL:  # an export changes tokenizer.json, see `_write_tokenizer`
+            check_tokenizer_file(directory, shards)
         self.check_languages(config, directory, shards)
         type_count = self.read_type_count(config)
         size = EncoderSize(

@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import pack_micro_batches
 from infoxlm_core.data.samples import Sampler
@@ -12,11 +11,11 @@ from infoxlm_core.errors import ConfigError, TokenizerMismatch
 from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.huggingface import pretrained, tokenizers
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.plan import check_memory
 from infoxlm_core.systems.infoxlm.probe import Probe, ProbeObserver
-from infoxlm_core.systems.system import Observe, System
+from infoxlm_core.systems.system import Observe, System, check_tokenizer_file
 from infoxlm_core.training import distributed
 
 logger = logging.getLogger(__name__)
@@ -108,16 +107,7 @@ def _check_tokenizer(start: Path, size: EncoderSize, shards: Shards) -> None:
             f"{start} has {size.vocabulary} embeddings, but {shards.directory} has {shards.vocabulary_size} ids: "
             "tokenize with the model's own tokenizer (tokenization.model)"
         )
-    facts = shards.manifest["facts"]
-    tokenizer_file = start / facts.get("tokenizer_file", tokenizers.MODEL)
-    shards_digest = facts["tokenizer"]
-    if tokenizer_file.is_file():
-        start_digest = f"sha256:{manifests.file_sha256(tokenizer_file)}"
-        if start_digest != shards_digest:
-            raise TokenizerMismatch(
-                f"{start} has tokenizer {start_digest[:15]}…, but {shards.directory} has {shards_digest[:15]}…: "
-                f"tokenize with the model's own (tokenization.model: {tokenizer_file})"
-            )
+    check_tokenizer_file(start, shards)
     pad_id = shards.vocabulary.pad
     if size.first_position not in (0, pad_id + 1):  # 0, as in BERT: positions ignore the padding id
         raise ConfigError(

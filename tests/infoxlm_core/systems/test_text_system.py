@@ -293,6 +293,22 @@ def test_tokenizer_with_other_special_ids_is_refused(tiny_shards):
         learner_of(config_of("mBERT"), replace(shards, manifest={"facts": facts}))
 
 
+@pytest.mark.parametrize("row", ["XLM-MLM", "mBERT"])
+def test_start_with_another_vocabulary_of_the_same_size_is_refused(tmp_path, row):
+    shards = []
+    for number, pairs in enumerate((messages(0)[:300], messages(0)[300:])):
+        text = {"en": [english for english, _ in pairs], "de": [german for _, german in pairs]}
+        corpus = write_corpus(tmp_path / f"corpus{number}", text, {})
+        config = TokenizationConfig(vocabulary_size=80, processes=1)
+        shards.append(open_shards(tokenized(config, corpus, tmp_path / f"shards{number}")))
+    export(learner_of(config_of(row), shards[0]), shards[0], tmp_path / "model")
+    config = config_of(row, model={"start": str(tmp_path / "model")})
+
+    learner_of(config, shards[0])  # its own vocabulary
+    with pytest.raises(TokenizerMismatch, match=r"tokenize with the model's own \(tokenization.model: .*bpe.model"):
+        learner_of(config, shards[1])
+
+
 def test_xlm_of_other_languages_is_refused_as_start(tiny_shards, tmp_path):
     shards = open_shards(tiny_shards)
     export(learner_of(config_of("XLM-MLM"), shards), shards, tmp_path / "model")
