@@ -253,9 +253,16 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
 
 
 def _read_untied_weights(directory: Path) -> dict[str, Tensor]:
-    """Return a model's weights by canonical name, except copies of tied weights (`decoder.`) and constants (`_ids`)."""
-    weights = read_weights(directory)
-    return {name: weight for name, weight in weights.items() if "decoder." not in name and not name.endswith("_ids")}
+    """Return a model's weights by canonical name, except constants (`_ids`) and copies of tied weights.
+
+    The copies are `decoder.weight` and `decoder.bias` of a masked-LM head, and DistilBERT's `vocab_projector.weight`.
+    """
+    untied_weights = {}
+    for name, weight in read_weights(directory).items():
+        is_copy = "decoder." in name or name == "vocab_projector.weight"
+        if not is_copy and not name.endswith("_ids"):
+            untied_weights[name] = weight
+    return untied_weights
 
 
 def _choose_class(config: PretrainedConfig, has_head: bool) -> str:

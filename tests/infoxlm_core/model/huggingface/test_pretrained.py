@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -130,6 +130,22 @@ def test_public_encoder_is_trained_and_exported_in_its_class(name, tiny_shards, 
         load_file(tmp_path / "out/start/model.safetensors").keys()
         == load_file(tmp_path / "start/model.safetensors").keys()
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["xlm-roberta-base", "bert-base-multilingual-cased", "distilbert-base-multilingual-cased"]
+)
+def test_start_that_stores_a_copy_of_tied_weights_is_exported_without_it(name, tiny_shards, wordpiece_shards, tmp_path):
+    start = save(STARTS[name](), tmp_path / "start")
+    all_weights = {weight_name: weight.clone() for weight_name, weight in start.state_dict().items()}
+    save_file(all_weights, tmp_path / "start/model.safetensors", metadata={"format": "pt"})
+    shards_path = wordpiece_shards if name in WORDPIECE_STARTS else tiny_shards
+    config = tiny_config(model={"start": str(tmp_path / "start")}, optimization={"steps": 1, "warmup_steps": 0})
+
+    pretrain(config, shards_path, tmp_path / "out", tmp_path / "run")
+
+    encoder = reload(tmp_path / "out/encoder")
+    assert torch.equal(encoder.get_output_embeddings().weight, encoder.get_input_embeddings().weight)
 
 
 def test_start_without_head_gets_a_new_one_for_mlm(tiny_shards, tmp_path, caplog):
