@@ -140,16 +140,16 @@ class TextTranslator:
         return first if target == second else second
 
     def translate(self, texts: Sequence[str], target: str) -> list[str]:
-        """Translate sentences into the language `target` by greedy decoding."""
+        """Translate sentences into the language `target` by greedy decoding. Sentences without tokens stay empty."""
         source_number = self.languages.index(self.find_source_language(target))
         target_number = self.languages.index(target)
         sentences = [ids[: self.side_tokens] for ids in encode(self.processor, list(texts))]
         device = self.model.bias.device
         translations = [""] * len(sentences)
         lengths = [len(sentence) for sentence in sentences]
-        shortest_first = np.argsort(lengths, kind="stable")
+        shortest_first = [index for index in np.argsort(lengths, kind="stable") if lengths[index]]
         with evaluating(self.model), torch.inference_mode(), autocast(device):
-            for start in range(0, len(sentences), BATCH_SIZE):
+            for start in range(0, len(shortest_first), BATCH_SIZE):
                 # Translations of similarly long sentences finish at similar times.
                 indices = shortest_first[start : start + BATCH_SIZE]
                 batch = pack_sentences([sentences[index] for index in indices], source_number).to(device)

@@ -410,6 +410,15 @@ def test_translations_do_not_depend_on_the_batch(trained):
         translator.translate(["Save"], "fr")
 
 
+def test_empty_lines_stay_empty(trained):
+    translator = TextTranslator.load(trained.translator)
+
+    translations = translator.translate(["", "Open the folder", " "], "de")
+
+    assert translations == ["", *translator.translate(["Open the folder"], "de"), ""]
+    assert translator.translate([""], "de") == [""]
+
+
 def test_training_without_test_pairs_is_refused_before_its_first_step(trained, tmp_path):
     pair_count = len(HeldOutPairs.read(trained.corpus, ("en", "de")).texts["en"])
     config = trained.config.model_copy(update={"validation_pairs": pair_count})
