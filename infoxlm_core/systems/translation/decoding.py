@@ -17,7 +17,7 @@ from infoxlm_core import languages, user_files
 from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import FIRST_PIECE
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model.encoder import EncoderSize, evaluating
 from infoxlm_core.model.huggingface import directories, pretrained, stored_weights, tokenizers
 from infoxlm_core.systems.text_batches import list_languages
@@ -112,7 +112,10 @@ class TextTranslator:
         with torch.device("meta"):  # compares the shapes before a wrong size can fill the memory
             stored_weights.check_shapes(Translator(description["size"]), directory)
         model = Translator(description["size"])
-        model.load_state_dict(pretrained.read_tensors(directory / pretrained.WEIGHTS))
+        try:
+            model.load_state_dict(pretrained.read_tensors(directory / pretrained.WEIGHTS))
+        except RuntimeError as error:  # for example, another number of layers
+            raise InputError(f"{directory}: {one_line(error)}: {stored_weights.REMEDY}") from None
         processor = sentencepiece.SentencePieceProcessor(str(directory / tokenizers.MODEL))
         return cls(model.eval(), processor, description["languages"], description["pair"], description["side_tokens"])
 

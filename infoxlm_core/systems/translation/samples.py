@@ -90,13 +90,19 @@ class TranslationBatch:
 class TranslationSampler:
     """Draws sentences of one language per step, uniformly at random. Objectives and languages alternate.
 
-    Raises CorpusTooSmall if an objective has no sentence of at most `side_tokens` tokens.
+    Raises CorpusTooSmall if the shards have no text in one of the languages, or if an objective has no sentence of at
+    most `side_tokens` tokens.
     """
 
     def __init__(self, shards: Shards, config: TranslationConfig) -> None:
         self.config = config
         self.mask_id = shards.vocabulary.mask
         all_languages = list_languages(shards)
+        for language in config.languages:
+            if language not in all_languages:  # for example, all of its text is held out
+                raise CorpusTooSmall(
+                    f"the shards have no training text in {language}: add text, or choose other translation.languages"
+                )
         self.language_numbers = {language: all_languages.index(language) for language in config.languages}
         self.texts: dict[str, list[ShortRows]] = {}  # language -> corpora
         self.pairs: dict[str, list[ShortRows]] = {}  # target language -> corpora with the target as first side

@@ -171,6 +171,11 @@ def test_language_without_text_is_refused(tiny_shards):
         TranslationSampler(open_shards(tiny_shards), tiny_translation_config(languages=("de", "en")))
 
 
+def test_language_whose_text_is_all_held_out_is_refused(tiny_shards):
+    with pytest.raises(CorpusTooSmall, match="the shards have no training text in it: add text, or choose other"):
+        TranslationSampler(open_shards(tiny_shards), tiny_translation_config(languages=("de", "it")))
+
+
 # the network
 
 
@@ -440,9 +445,14 @@ def test_directory_that_is_no_complete_translator_is_refused(trained, tmp_path):
 
     copy = shutil.copytree(trained.translator, tmp_path / "translator")
     config_file = copy / "config.json"
-    config_file.write_text(config_file.read_text().replace('"ffn": 64', '"ffn": 6400'))
+    description = config_file.read_text()
+    config_file.write_text(description.replace('"ffn": 64', '"ffn": 6400'))
     with pytest.raises(InputError, match=r"but config\.json describes"):
         TextTranslator.load(copy)
+    for layer_count in (1, 3):
+        config_file.write_text(description.replace('"layers": 2', f'"layers": {layer_count}'))
+        with pytest.raises(InputError, match=r"give the config\.json that belongs to these weights"):
+            TextTranslator.load(copy)
 
 
 @pytest.mark.parametrize(
