@@ -71,7 +71,10 @@ def mine(
     files.check_output(output)
     codes = files.check_languages(split_list(languages)) if languages else files.infer_languages((source, target))
     corpus = mining.read_corpus((source, target), calibrate, codes)
-    neighbours.check_faiss_if_large(len(corpus.sources.texts), len(corpus.targets.texts))
+    # The search also compares the planted pairs, which `mine_pairs` adds to both files.
+    neighbours.check_faiss_if_large(
+        len(corpus.sources.texts) + len(corpus.planted), len(corpus.targets.texts) + len(corpus.planted)
+    )
     directory = model_registry.load_encoder(model, artifacts.local_directory(store))
     embedder = embedding.load_embedder(directory, prefix=prefix)
     model_digest = manifests.digest_files(directory)  # a key of the stored vectors

@@ -2,10 +2,12 @@
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
 
+from infoxlm_core.tasks.mining import neighbours
 from tests.pipelines.commands import assert_refused, invoke
 from tests.toys.models import save_bag_of_words
 
@@ -60,6 +62,16 @@ def test_input_that_cannot_be_mined_is_refused(folder, arguments, message):
     assert_refused(result, message)
     assert result.stdout == ""
     assert not list(folder.glob("*mined*"))
+
+
+def test_planted_pairs_count_as_lines_before_the_library_of_the_index_is_needed(folder, monkeypatch):
+    monkeypatch.setattr(neighbours, "MAX_EXACT", 300)  # more than 200 lines, fewer than 200 lines and 150 known pairs
+    monkeypatch.setitem(sys.modules, "faiss", None)  # as if it were not installed
+
+    assert invoke("mine", "encoder", *FILES, "--threshold", "1").exit_code == 0
+    result = invoke("mine", "encoder", "x.en", "x.de", "-o", "calibrated.tsv", "--calibrate", "known.tsv")
+
+    assert_refused(result, "350 sentences are more than the 300 that are compared without an index")
 
 
 def test_mining_is_a_task_of_evaluate(folder):
