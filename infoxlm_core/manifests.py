@@ -29,7 +29,7 @@ NAME = "manifest.json"
 FINETUNING = 2
 """Version of fine-tuning, whose artifacts are of kind `classifier` in a pipeline and `tuned` in a suite."""
 VERSIONS = {
-    "corpus": 3,  # prepare_corpus
+    "corpus": 4,  # prepare_corpus
     "shards": 3,  # tokenize_corpus
     "pretrained": 1,  # pretrain
     "merged": 1,  # merge

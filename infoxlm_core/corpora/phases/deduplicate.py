@@ -89,18 +89,17 @@ def _select_labelled_sides(
 ) -> np.ndarray:
     """Return a mask (rows, 2) of the sides that are labelled text. Duplicates are removed later.
 
-    Labelled text consists of the sides of long training pairs and of the labelled test set. Text in several corpora has
-    no label.
+    Labelled text consists of the sides of long training pairs and of the labelled test set, which also has only long
+    pairs: the targets of short ones are not reserved (`clean._draw_message`). Text in several corpora has no label.
 
     Known limitation: sides are compared before duplicate pairs are known. A pair may be too short for a label, while a
     later duplicate is long enough because of additional punctuation. The duplicate is dropped with its sides. Sides of
     later pairs with the same text still count as duplicates of these sides, so the text is lost as labelled text.
     """
     side_digests = flatten_lists(pairs["letters"]).reshape(-1, 2)
-    is_long_training = is_training & pairs["is_long"].to_numpy()
     is_test = (reasons == _LABELLED_REASON) & reserved_text.contains("labelled_messages", side_digests[:, 0])
     is_shared = reserved_text.contains("shared", side_digests.ravel()).reshape(-1, 2)
-    is_labelled_pair = is_long_training | is_test
+    is_labelled_pair = (is_training | is_test) & pairs["is_long"].to_numpy()
     return is_labelled_pair[:, None] & ~is_shared
 
 

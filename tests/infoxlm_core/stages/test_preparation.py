@@ -286,6 +286,23 @@ def test_labelled_test_messages_are_the_same_in_all_languages_and_in_no_training
     assert test_texts.isdisjoint(training_texts | read_training_text(tmp_path))
 
 
+def test_short_spellings_bring_no_training_text_into_the_labelled_test_set(tmp_path):
+    long = [(f"Pick {a} of {b}......", f"Nimm {c} von {d}") for a, c in zip(NUMBERS, ZAHLEN, strict=True)
+            for b, d in zip(NUMBERS, ZAHLEN, strict=True)]  # fmt: skip
+    short = [(source.rstrip("."), target.replace("Nimm", "Wähle")) for source, target in long]
+    other_sources = [(f"Something else, {source}", target) for source, target in short]
+    corpora = (
+        write_tsv(tmp_path / "a.tsv", [*long, *short, *other_sources]),
+        write_tsv(tmp_path / "b.tsv", PAIRS),
+    )
+
+    prepare(tmp_path, *corpora, labelled_share=0.3)
+
+    test_texts = {text for text, label, _, split in read_rows(tmp_path, "labelled") if split == "test" and label == "a"}
+    assert len(test_texts) > 20
+    assert test_texts.isdisjoint(read_training_text(tmp_path))
+
+
 @pytest.mark.parametrize(("pairs", "corpora"), [([("Open", "Auf"), ("Close", "Zu")], "a"), (PAIRS, "none")])
 def test_labelled_text_with_fewer_than_two_labels_is_refused(tmp_path, pairs, corpora):
     sources = (write_tsv(tmp_path / "a.tsv", PAIRS), write_tsv(tmp_path / "b.tsv", pairs))

@@ -57,7 +57,7 @@ from tests.toys.pretraining import make_pairs, make_text, tiny_config
 from tests.toys.questions import write_squad
 
 GOLDEN = {  # kind of artifact -> its version, and the digest of the result on the inputs below
-    "corpus": (3, "sha256:0d53cbf852823b2e4650ee39362a3c1814a526115e7299f57bec0deb0d0bf7a5"),
+    "corpus": (4, "sha256:0d53cbf852823b2e4650ee39362a3c1814a526115e7299f57bec0deb0d0bf7a5"),
     "shards": (3, "sha256:542808531c015947bb2a1b8695805a68ee7eac077f366b382288a87e614991c5"),
     "pretrained": (1, "sha256:1b83ccc3f91217ba6bfa5837936e11d7879c2df3175f225191197934b0d487b5"),
     "merged": (1, "sha256:e74314076cec8078d733575250a6655e04ad46d60e03a9706e915e51e997b0f1"),
