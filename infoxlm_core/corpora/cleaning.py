@@ -34,7 +34,7 @@ _PLACEHOLDER = regex.compile(r"%(?:\(\w+\)|\d+\$)[sdiufxXcrg]|%[sdiufxXcrg](?![A
 _LONG_REPETITION = re.compile(r"(\S)\1{19}")
 _MAX_SAME_CHARACTER = 0.9  # largest share of a text's most frequent character
 _MIN_REPEATED_LETTERS = 5  # "aaaaa" and "AA, AAA" are dropped, but not "aaaa"
-_INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s]+")
+_INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s\u200c\u200d]+")  # in Persian, a joiner may stand for a space
 # Smallest share of letters in the language's own scripts. It is low, because Latin names and commands occur in every
 # language.
 _MIN_OWN_SCRIPT = 0.15
@@ -64,7 +64,8 @@ def digest(*texts: str) -> int:
 
 
 def extract_letters(text: str) -> str:
-    """Casefold a text and remove digits, punctuation and spaces. Return the text unchanged if nothing would remain.
+    """Casefold a text and remove digits, punctuation, spaces and joiners. Return the text unchanged if nothing would
+    remain.
 
     Near-duplicates have the same letters (CCNet, section 3.1).
     """

@@ -111,6 +111,7 @@ def test_near_duplicates_differ_in_case_digits_and_punctuation_only():
     assert extract_letters("Delete 3 files?") == extract_letters("delete 17 files!")
     assert extract_letters("Delete files") != extract_letters("Delete file")
     assert extract_letters("12:30") == "12:30"  # nothing else would be left
+    assert extract_letters("کتاب\u200cها را می\u200cخوانم.") == extract_letters("کتاب ها را می خوانم")
 
 
 def test_digest_separates_texts_and_is_equal_in_every_process():

@@ -156,13 +156,15 @@ def test_first_of_duplicates_in_several_corpora_is_kept(tmp_path):
 @pytest.mark.item("B05")
 def test_held_out_sentences_are_removed_from_the_training_text_in_every_spelling(tmp_path):
     long = (f"{' '.join(NUMBERS)} thirteen fourteen", f"{' '.join(ZAHLEN)} dreizehn vierzehn")
-    held_out = [*PAIRS[:40], long]
+    joined = ("Open it without a key.", "Ohne\u200cSchlüssel öffnen.")  # in Persian, a joiner may stand for a space
+    held_out = [*PAIRS[:40], long, joined]
     training = PAIRS[40:]
     leaks = [
         held_out[0],
         (held_out[1][0].upper(), "Etwas ganz anderes"),
         ("Something else entirely", unicodedata.normalize("NFD", held_out[2][1])),
         (f"  {held_out[3][0].replace(' ', chr(0xA0))}\u200e", "Noch etwas anderes"),
+        ("Something without a key", "Ohne Schlüssel öffnen"),
     ]
     thirteen_words = (
         f"Now {' '.join(NUMBERS)} thirteen",
@@ -183,7 +185,7 @@ def test_held_out_sentences_are_removed_from_the_training_text_in_every_spelling
     assert read_rows(tmp_path, "mono/de/mono") == [("Dieser Satz bleibt",)]
     assert read_rows(tmp_path, "held_out/en-de/test") == held_out
     assert read_rows(tmp_path, "held_out_mono/de/heldmono") == [("Dieser Satz bleibt nicht",)]
-    assert find_dropped(report, "train", "pairs") == {"held_out": 4, "overlap": 1}
+    assert find_dropped(report, "train", "pairs") == {"held_out": 5, "overlap": 1}
     assert find_dropped(report, "mono", "mono") == {"held_out": 3}
     assert find_dropped(report, "test", "held_out") == {"duplicate": 1}
     assert not (tmp_path / "out/mono/de/test.parquet").exists()
