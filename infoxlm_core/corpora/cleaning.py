@@ -17,6 +17,7 @@ import yaml
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from infoxlm_core.config import CleaningConfig
+from infoxlm_core.languages import two_letters
 
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo"})  # languages without spaces between words
 
@@ -167,8 +168,9 @@ def _load_identifier(languages: tuple[str, ...]) -> LanguageIdentifier:
 
 @lru_cache
 def find_scripts(language: str) -> tuple[str, ...]:
-    """Return the Unicode names of a language's scripts."""
-    scripts = tuple(script for script, languages in _SCRIPTS.items() if language in languages.split())
+    """Return the Unicode names of a language's scripts. Codes of three letters are accepted, too."""
+    code = two_letters(language)
+    scripts = tuple(script for script, languages in _SCRIPTS.items() if code in languages.split())
     return scripts or ("Latin",)
 
 

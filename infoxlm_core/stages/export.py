@@ -156,7 +156,7 @@ def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSetting
     elif settings.languages:
         scripts: set[str] = set()
         for code in settings.languages:
-            scripts.update(cleaning.find_scripts(two_letters(code)))
+            scripts.update(cleaning.find_scripts(code))
         needed_ids = vocabulary.find_pieces_in_scripts(tokenizer_json, sorted(scripts))
     else:
         return None

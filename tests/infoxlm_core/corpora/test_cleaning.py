@@ -86,6 +86,22 @@ def test_text_is_dropped_for_the_first_reason_that_applies(text, language, reaso
     assert find_reason_to_drop(text, language, LANGUAGES, RULES) == reason
 
 
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Башҡорт теле — төрки телдәренең береһе", "ba"),
+        ("Ирон ӕвзаг у ирӕйнаг ӕвзӕгтӕй иу", "os"),
+        ("Саха тыла түүр тылларыгар киирэр", "sah"),
+        ("ދިވެހިރާއްޖެ އަކީ ޖަޒީރާ ޤައުމެއް", "dv"),
+        ("لاہور پنجاب دا سب توں وڈا شہر اے", "pnb"),
+        ("नेपाल भाषा पुलांगु भाषा खः", "new"),
+        ("Открыть файл", "rus"),
+    ],
+)
+def test_text_in_the_script_of_its_language_is_kept(text, language):
+    assert find_reason_to_drop(normalise(text), language, (*LANGUAGES, language), RULES) is None
+
+
 def test_language_that_cannot_be_identified_is_judged_only_by_its_script():
     text = "Bitte geben Sie eine gültige Adresse für Ihren Server ein."
 
@@ -111,7 +127,7 @@ def test_near_duplicates_differ_in_case_digits_and_punctuation_only():
     assert extract_letters("Delete 3 files?") == extract_letters("delete 17 files!")
     assert extract_letters("Delete files") != extract_letters("Delete file")
     assert extract_letters("12:30") == "12:30"  # nothing else would be left
-    assert extract_letters("کتاب\u200cها را می\u200cخوانم.") == extract_letters("کتاب ها را می خوانم")
+    assert extract_letters("کتاب‌ها را می‌خوانم.") == extract_letters("کتاب ها را می خوانم")
 
 
 def test_digest_separates_texts_and_is_equal_in_every_process():
