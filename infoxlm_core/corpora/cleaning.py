@@ -8,9 +8,10 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from pathlib import Path
+from typing import Any, TypeVar
 
 import regex
 import yaml
@@ -18,6 +19,8 @@ from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from infoxlm_core.config import CleaningConfig
 from infoxlm_core.languages import two_letters
+
+Result = TypeVar("Result")
 
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo"})  # languages without spaces between words
 
@@ -41,6 +44,23 @@ _INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s\u200c\u200d]+")  # in Persian, a 
 _MIN_OWN_SCRIPT = 0.15
 _MAX_FOREIGN_SCRIPT = 0.2  # largest share of letters in other scripts, except Latin
 _MIN_PROBABILITY = 0.05  # a text whose expected language is less probable is in a different language
+_CACHED_TEXTS = 1 << 16
+_CACHED_CHARACTERS = 1000  # largest length of a cached text
+
+
+def cache_short_texts(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Cache the results of a function of a text, unless the text is long.
+
+    The pivot side of a message is repeated for every language. Long texts are hardly ever repeated, and a cache of them
+    would use gigabytes of memory.
+    """
+    cached_function = lru_cache(maxsize=_CACHED_TEXTS)(function)
+
+    @wraps(function)
+    def call(text: str, *arguments: Any) -> Result:
+        return function(text, *arguments) if len(text) > _CACHED_CHARACTERS else cached_function(text, *arguments)
+
+    return call
 
 
 def normalise(text: str) -> str:
@@ -73,7 +93,7 @@ def extract_letters(text: str) -> str:
     return _INSIGNIFICANT.sub("", text.casefold()) or text
 
 
-@lru_cache(maxsize=1 << 16)  # the pivot side of a message is repeated for every language
+@cache_short_texts
 def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
     """Return the reason to drop a normalised text, or None.
 

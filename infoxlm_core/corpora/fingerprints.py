@@ -3,7 +3,6 @@
 import importlib.metadata
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -49,7 +48,7 @@ def compute_keys(texts: Sequence[str], ngram_length: int = 0) -> Keys:
     return Keys(casefolded, letters, exact, ngrams)
 
 
-@lru_cache(maxsize=1 << 16)  # the pivot side of a message is repeated for every language
+@cleaning.cache_short_texts
 def _digest_text(text: str) -> tuple[int, int, int]:
     """Return one text's digests for the fields `casefolded`, `letters` and `exact` of `Keys`."""
     return (

@@ -1,6 +1,7 @@
 """How texts are normalised, and for which reason they are dropped."""
 
 import hashlib
+import sys
 import unicodedata
 
 import pytest
@@ -16,6 +17,7 @@ from infoxlm_core.corpora.cleaning import (
     find_reason_to_drop_row,
     normalise,
 )
+from infoxlm_core.corpora.fingerprints import compute_keys
 
 LANGUAGES = ("en", "de", "es", "fr", "ar", "ru", "tr", "zh", "ja", "vi")
 RULES = CleaningConfig(min_characters=4, max_characters=200, min_words=2)
@@ -100,6 +102,17 @@ def test_text_is_dropped_for_the_first_reason_that_applies(text, language, reaso
 )
 def test_text_in_the_script_of_its_language_is_kept(text, language):
     assert find_reason_to_drop(normalise(text), language, (*LANGUAGES, language), RULES) is None
+
+
+@pytest.mark.item("B08")
+def test_long_texts_do_not_stay_in_memory():
+    text = "Open the file. " * 100
+    references = sys.getrefcount(text)
+
+    find_reason_to_drop(text, "en", LANGUAGES, RULES)
+    compute_keys([text])
+
+    assert sys.getrefcount(text) == references
 
 
 def test_language_that_cannot_be_identified_is_judged_only_by_its_script():
