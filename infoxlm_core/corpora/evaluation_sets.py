@@ -37,7 +37,11 @@ _REMEDY = "give a test set as JSON, Parquet, CSV or lines of text"
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return all visible files below a directory, or the file itself. Raise InputError if no file exists."""
+    """Return all visible files below a directory, or the file itself.
+
+    Raises:
+        InputError: no file exists, or a link leads to another directory, whose texts would remain in the training text.
+    """
     if not path.exists():
         raise InputError(f"{path}: no such file or directory: check preparation.evaluation_sets")
     if not path.is_dir():
@@ -45,8 +49,14 @@ def list_files(path: Path) -> list[Path]:
     visible_files = []
     for file in user_files.list_tree(path):
         is_hidden = any(name.startswith(".") for name in file.relative_to(path).parts)
-        if not is_hidden and not file.is_dir():
+        if is_hidden:
+            continue
+        if not file.is_dir():
             visible_files.append(file)
+        elif file.is_symlink():  # `list_tree` does not follow it, because links may form loops
+            raise InputError(
+                f"{file} is a link to a directory: list the directory itself in preparation.evaluation_sets"
+            )
     if not visible_files:
         raise InputError(f"{path}: empty directory: check preparation.evaluation_sets")
     return visible_files

@@ -81,7 +81,7 @@ def list_test_files(data: Path) -> list[Path]:
     """List the files of an aligned test set, or the held-out files of a prepared corpus."""
     if (data / "held_out").is_dir():
         return evaluation_sets.list_files(data / "held_out")
-    files = evaluation_sets.list_files(data)
+    files = sorted(path for path in data.iterdir() if path.is_file())
     return [file for file in files if _SINGLE_FILE.fullmatch(file.name) or _PAIR_FILE.fullmatch(file.name)]
 
 

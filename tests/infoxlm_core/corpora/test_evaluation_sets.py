@@ -68,6 +68,18 @@ def test_files_of_a_set_are_visible_and_identified_by_content(tmp_path):
     assert evaluation_sets.list_files(files[0]) == files[:1]
 
 
+def test_link_to_a_directory_is_refused_because_its_files_are_not_listed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/test.de").write_text(SENTENCE)
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets/test.en").write_text(OTHER)
+    (tmp_path / "sets/more").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(InputError, match=r"sets/more is a link to a directory: list the directory itself"):
+        evaluation_sets.list_files(tmp_path / "sets")
+    assert len(evaluation_sets.list_files(tmp_path / "sets/more")) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
