@@ -62,10 +62,10 @@ def read_units(path: Path, file_format: str) -> Iterator[Unit]:
 def _read_tmx(path: Path) -> Iterator[Unit]:
     for unit, _ in _iterate_elements(path, ("tu",)):
         texts: dict[str, str] = {}
-        for variant in unit.iter("tuv"):
+        for variant in unit.findall("{*}tuv"):  # in any namespace
             language = _parse_language(variant.get(_LANGUAGE) or variant.get("lang"))
             # The first of several variants, such as en-US and en-GB, is used.
-            texts.setdefault(language, _extract_text(variant.find("seg")))
+            texts.setdefault(language, _extract_text(variant.find("{*}seg")))
         yield Unit(texts)
 
 

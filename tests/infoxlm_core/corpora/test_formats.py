@@ -172,8 +172,11 @@ TMX = """<?xml version="1.0" encoding="UTF-8"?><!DOCTYPE tmx SYSTEM "tmx14.dtd">
 <tu><tuv xml:lang="en"><seg>Alone</seg></tuv></tu></body></tmx>"""
 
 
-def test_tmx_unit_is_a_pair_for_each_language_without_native_codes(tmp_path):
-    rows = read_rows(write(tmp_path / "x.tmx", TMX), "tmx", ())
+@pytest.mark.parametrize("namespace", ["", ' xmlns="http://www.lisa.org/tmx14"'])
+def test_tmx_unit_is_a_pair_for_each_language_without_native_codes(tmp_path, namespace):
+    content = TMX.replace('<tmx version="1.4"', f'<tmx version="1.4"{namespace}')
+
+    rows = read_rows(write(tmp_path / "x.tmx", content), "tmx", ())
 
     assert [row.texts for row in rows[:2]] == [
         ("Press the red key", "Rote Taste"),
