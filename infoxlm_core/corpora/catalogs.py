@@ -197,7 +197,10 @@ def _rank_locale(locale: str, language: str) -> int:
     """Return a locale's rank: 0 is best, and `NEVER` means to skip the locale. `zh` means simplified Chinese."""
     variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
     if language == "zh":
-        return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
+        subtags = set(re.split("[-_.@]", variant))  # such as {"hans", "cn"}
+        if "hant" not in subtags and not subtags.isdisjoint(("hans", "cn")):
+            return 0
+        return NEVER if variant else 1
     return {"": 0, language: 1, "us": 1}.get(variant, 2)  # de, then de_DE, en_US, then de_Formal, de_AT …
 
 

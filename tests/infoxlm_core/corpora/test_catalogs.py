@@ -76,6 +76,14 @@ def test_best_locale_of_each_language_is_read_from_a_wheel(tmp_path):
     assert [row.texts[1] for row in rows] == ["de", "fr_FR", "zh_CN", "zh_CN"]
 
 
+@pytest.mark.parametrize("locale", ["zh_Hans_CN", "zh-Hans", "zh_CN.UTF-8", "zh"])
+def test_every_name_of_simplified_chinese_is_read(tmp_path, locale):
+    for name in (locale, "zh_Hant_TW", "zh_HK"):
+        write_catalog(tmp_path / name / "LC_MESSAGES/app.po", [{"msgid": "Hello", "msgstr": name}])
+
+    assert [row.texts for row in catalogs.read_rows(("en", "zh"), "en", tmp_path)] == [("Hello", locale)]
+
+
 @pytest.mark.parametrize("kind", ["po", "mo"])
 @pytest.mark.parametrize("packed", [True, False], ids=["wheel", "directory"])
 def test_catalog_that_contains_a_path_does_not_open_that_file(tmp_path, kind, packed):
