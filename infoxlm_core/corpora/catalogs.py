@@ -28,6 +28,7 @@ MAX_PATH = 4096  # bytes of the longest path
 LAST_MAIN_RANK = 1  # locales with higher ranks are regional variants
 NEVER = 9  # rank of locales to skip
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
+_OTHER_LINE_BOUNDARIES = re.compile("[\v\f\x1c-\x1e\x85\u2028\u2029]")
 IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # a symbolic id, such as label_foo
 
 
@@ -212,6 +213,8 @@ def _parse_catalog(content: bytes, name: str) -> polib.POFile | polib.MOFile:
         _check_strings(content)
         return polib.mofile(binary_content)
     text = content.decode(polib.detect_encoding(binary_content, binary_mode=True))
+    # polib splits a text at all of Unicode's line boundaries, although only \n and \r end a line of a catalog.
+    text = _OTHER_LINE_BOUNDARIES.sub(" ", text)
     return polib.pofile(text + "\n" * MAX_PATH)
 
 

@@ -84,6 +84,17 @@ def test_every_name_of_simplified_chinese_is_read(tmp_path, locale):
     assert [row.texts for row in catalogs.read_rows(("en", "zh"), "en", tmp_path)] == [("Hello", locale)]
 
 
+@pytest.mark.parametrize("boundary", ["\u2028", "\u2029", "\x85", "\x0c"])
+def test_only_a_line_feed_or_carriage_return_ends_a_line_of_a_catalog(tmp_path, boundary):
+    path = tmp_path / "de/LC_MESSAGES/app.po"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'msgid "Open the page"\nmsgstr "Die Seite{boundary}öffnen"\n', encoding="utf-8")
+
+    assert [row.texts for row in catalogs.read_rows(("en", "de"), "en", tmp_path)] == [
+        ("Open the page", "Die Seite öffnen")
+    ]
+
+
 @pytest.mark.parametrize("kind", ["po", "mo"])
 @pytest.mark.parametrize("packed", [True, False], ids=["wheel", "directory"])
 def test_catalog_that_contains_a_path_does_not_open_that_file(tmp_path, kind, packed):
