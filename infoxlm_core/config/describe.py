@@ -25,25 +25,21 @@ class Setting:
     meaning: str
 
 
-def list_settings(
-    config_class: type[StageConfig], prefix: str = "", defaults: StageConfig | None = None
-) -> Iterator[Setting]:
+def list_settings(config_class: type[StageConfig], prefix: str = "") -> Iterator[Setting]:
     """Yield every setting of a config and its nested configs.
 
     Args:
         config_class: class of the config.
         prefix: dotted name of the config's section with a final dot, or an empty string.
-        defaults: config whose values are listed as defaults. None: the defaults of the class.
     """
     for name, field in config_class.model_fields.items():
-        default = field.get_default(call_default_factory=True) if defaults is None else getattr(defaults, name)
         inner_config, suffix = _find_inner_config(field.annotation)
         if inner_config is None or field.description:  # without a description, only its fields are listed
+            default = field.get_default(call_default_factory=True)
             default_text = "required" if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
             yield Setting(prefix + name, _describe_type(field), default_text, _join_lines(field.description))
         if inner_config is not None:
-            inner_defaults = default if isinstance(default, StageConfig) else None
-            yield from list_settings(inner_config, f"{prefix}{name}{suffix}.", inner_defaults)
+            yield from list_settings(inner_config, f"{prefix}{name}{suffix}.")
 
 
 def format_settings(settings: Iterable[Setting]) -> str:

@@ -82,6 +82,13 @@ class TuningConfig(OptimizationConfig):
     training text stay unchanged."""
 
 
+class TuningCheckpointsConfig(CheckpointsConfig):
+    """Checkpoints with a shorter interval, because fine-tuning takes fewer steps than pre-training."""
+
+    every: PositiveInt = 1_000
+    """Number of optimizer steps between checkpoints."""
+
+
 class RecipeConfig(StageConfig):
     """Settings of fine-tuning on any task."""
 
@@ -108,7 +115,7 @@ class RecipeConfig(StageConfig):
 
     optimization: TuningConfig = TuningConfig()
     selection: SelectionConfig = SelectionConfig()
-    checkpoints: CheckpointsConfig = CheckpointsConfig(every=1_000)
+    checkpoints: TuningCheckpointsConfig = TuningCheckpointsConfig()
     log_every: PositiveInt = 10
     """Number of optimizer steps between points of the logged curves."""
 

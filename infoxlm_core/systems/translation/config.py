@@ -4,7 +4,16 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from infoxlm_core.config.base import Flag, Language, NonNegativeInt, PositiveInt, Share, StageConfig, Weight
+from infoxlm_core.config.base import (
+    Flag,
+    Language,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    StageConfig,
+    Weight,
+)
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 
 Initialisation = Literal["random", "embeddings", "pretrained"]
@@ -21,6 +30,30 @@ class NoiseConfig(StageConfig):
 
     blank: Share = 0.1
     """Probability that a token is replaced by `<mask>`."""
+
+
+class TranslatorOptimizationConfig(OptimizationConfig):
+    """AdamW with the defaults of XLM's translators: a decay with the inverse square root, and no weight decay."""
+
+    steps: PositiveInt = 500_000
+    """Number of optimizer steps of the whole run, warm-up included."""
+
+    learning_rate: PositiveFloat = 1e-4
+    """Peak learning rate, reached after `warmup_steps` steps."""
+
+    warmup_steps: NonNegativeInt = 4_000
+    """Number of optimizer steps of the linear warm-up. It must be below `steps`."""
+
+    schedule: Literal["linear", "inverse_sqrt"] = "inverse_sqrt"
+    """How the learning rate decays after the warm-up. linear: linearly to 0 at the last step · inverse_sqrt:
+    learning_rate * sqrt(warmup_steps / step), with a warm-up that starts at 1e-7 (as in XLM)."""
+
+    weight_decay: Weight = 0.0
+    """Decoupled weight decay (AdamW) per step, as a multiple of the learning rate; `decay` selects the parameters."""
+
+    clip_norm: PositiveFloat = 5.0
+    """Largest global L2 norm of the gradients, after their division by the number of targets. Larger gradients are
+    scaled down to this norm."""
 
 
 class TranslationConfig(StageConfig):
@@ -70,9 +103,7 @@ class TranslationConfig(StageConfig):
     """Number of fixed slices of the global batch, which are divided among the workers. It is also the largest possible
     number of workers."""
 
-    optimization: OptimizationConfig = OptimizationConfig(
-        steps=500_000, schedule="inverse_sqrt", learning_rate=1e-4, warmup_steps=4_000, weight_decay=0.0, clip_norm=5.0
-    )
+    optimization: TranslatorOptimizationConfig = TranslatorOptimizationConfig()
     validate_every: PositiveInt = 6_250
     """Number of optimizer steps between two validations. The weights with the best mean BLEU of both directions are
     exported. The default corresponds to 200,000 sentences in batches of 32."""

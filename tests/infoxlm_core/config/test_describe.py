@@ -21,6 +21,15 @@ def test_every_field_is_explained(config_class):
     assert [setting.name for setting in describe.list_settings(config_class) if not setting.meaning] == []
 
 
+@pytest.mark.parametrize("config_class", list(list_configs()), ids=lambda config_class: config_class.__name__)
+def test_documented_defaults_also_apply_to_a_section_that_sets_other_fields(config_class):
+    for name, field in config_class.model_fields.items():
+        if isinstance(field.default, StageConfig):
+            section_class = type(field.default)
+            assert field.annotation is section_class
+            assert section_class() == field.default, name  # a file that sets one field has the others of the class
+
+
 def test_types_and_defaults_are_described_in_words():
     settings = {setting.name: setting for setting in describe.list_settings(RunConfig)}
 
