@@ -194,7 +194,14 @@ def drop_unknown_labels(table: pd.DataFrame, labels: Iterable[str], split: str) 
 
 
 def check_aligned(rows_by_language: Mapping[str, pd.DataFrame]) -> None:
-    """Raise InputError if row counts or labels show that the languages' rows do not translate each other."""
+    """Raise InputError if there is one language, or if the languages' rows do not translate each other.
+
+    Different row counts or labels show that the rows do not translate each other.
+    """
+    if len(rows_by_language) < 2:
+        raise InputError(
+            f"mixed needs two languages, but all test rows are in {', '.join(rows_by_language)}. Set mixed to false."
+        )
     if any("text_pair" not in rows for rows in rows_by_language.values()):
         raise InputError("mixed needs text pairs. Set mixed to false.")
     difference = describe_difference(rows_by_language)

@@ -130,7 +130,7 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
 
     Raises:
         InputError: two files have the same language pair, no file has paragraphs and questions in the same language, or
-            `mixed` is true and no file has them in different languages.
+            `mixed` is true and no file in two languages contains the language of such a file.
     """
     path_by_pair: dict[LanguagePair, Path] = {}
     for path in list_files(paths, split):
@@ -143,11 +143,13 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
         if mixed or paragraph_language == question_language:
             path_by_pair[pair] = path
     # The main scores are those of files in one language. Files in two languages only give additional scores.
-    num_in_one_language = sum(context == question for context, question in path_by_pair)
-    if not num_in_one_language:
+    languages = {context for context, question in path_by_pair if context == question}
+    if not languages:
         raise InputError(f"{', '.join(paths)}: no file has questions in the language of its paragraphs ({split}).")
-    if mixed and num_in_one_language == len(path_by_pair):
-        raise InputError(f"{', '.join(paths)}: no file has two languages. Set mixed to false ({split}).")
+    # The score across languages is a mean over the languages that also have a file of their own.
+    if mixed and not any(context != question and languages & {context, question} for context, question in path_by_pair):
+        own = ", ".join(sorted(languages))
+        raise InputError(f"{', '.join(paths)}: no file has {own} and a second language. Set mixed to false ({split}).")
     return path_by_pair
 
 

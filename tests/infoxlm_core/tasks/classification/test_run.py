@@ -142,6 +142,17 @@ def test_mixed_pairs_need_the_same_test_set_in_every_language(tuned, data, tmp_p
         run.measure(config(tmp_path, mixed=True), tuned, tmp_path)
 
 
+def test_mixed_pairs_need_a_second_language(tuned, data, tmp_path):
+    for name in ("train-en.tsv", "test-en.tsv"):
+        (tmp_path / name).write_text((data / name).read_text())
+    changes = {"mixed": True, "selection": {"rule": "last"}}
+
+    with pytest.raises(InputError, match="mixed needs two languages, but all test rows are in en"):
+        run.check(config(tmp_path, **changes), has_grid=False)
+    with pytest.raises(InputError, match="all test rows are in en"):
+        run.measure(config(tmp_path, **changes), tuned, tmp_path / "out")
+
+
 def test_translated_test_rows_are_classified_as_text_of_the_source(tuned, data, tmp_path, monkeypatch):
     second, first, labels = read_columns(data, "test", "de")  # exchanged, so that predictions differ
     lines = [

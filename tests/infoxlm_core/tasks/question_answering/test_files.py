@@ -155,7 +155,8 @@ def test_questions_that_cannot_be_scored_are_refused_by_id(tmp_path, questions, 
         (["empty"], False, "empty: the directory has no .json file"),
         (["a", "b"], False, r"a/xquad\.de\.json and .* are both de-de. Give one test file per language"),
         (["c"], False, "c: no file has questions in the language of its paragraphs"),
-        (["a"], True, "a: no file has two languages"),
+        (["a"], True, "a: no file has de and a second language. Set mixed to false"),
+        (["a", "d"], True, "d: no file has de and a second language. Set mixed to false"),
     ],
 )
 def test_paths_without_one_set_per_language_are_refused(tmp_path, names, mixed, reason):
@@ -163,6 +164,7 @@ def test_paths_without_one_set_per_language_are_refused(tmp_path, names, mixed, 
     write(tmp_path / "a/xquad.de.json", question)
     write(tmp_path / "b/test-context-de-question-de.json", question)
     write(tmp_path / "c/test-context-de-question-en.json", question)
+    write(tmp_path / "d/test-context-en-question-es.json", question)
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(InputError, match=reason):
