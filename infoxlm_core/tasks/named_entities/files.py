@@ -16,7 +16,7 @@ from infoxlm_core.tasks.named_entities.task import NamedEntitiesConfig
 from infoxlm_core.tasks.task import SPLITS
 
 _NAME = re.compile(rf"(?:.*[._-])?(?P<split>{'|'.join(SPLITS)})-(?P<language>[a-z]{{2,3}})(?:\.\w+)?")
-_TAG = re.compile(r"O|[BI]-\S+")
+TAG = re.compile(r"O|[BI]-\S+")
 _LANGUAGE_PREFIX = re.compile(r"[a-z]{2,3}(?:-[a-z-]+)?:(?=.)")
 LAYOUT = "Give XTREME's files (train-en.tsv, test-de.tsv) or WikiANN's (en/train, de/test)."
 
@@ -97,7 +97,7 @@ def _read_sentences(path: Path) -> list[Sentence]:
     for line_number, line in enumerate(_read_lines(path), 1):
         if line.strip():
             word, _, tag = line.partition("\t")
-            if not _TAG.fullmatch(tag):
+            if not TAG.fullmatch(tag):
                 raise InputError(f"{path}:{line_number}: {line!r:.80} is not a word, a tab and O, B-… or I-….")
             if language_prefix is None:
                 language_prefix = _find_language_prefix(word)

@@ -21,7 +21,15 @@ from infoxlm_core.languages import two_letters
 from infoxlm_core.model import padded, task_models
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
-from infoxlm_core.tasks.named_entities.files import LAYOUT, Sentence, list_files, list_labels, name_data, read_tagged
+from infoxlm_core.tasks.named_entities.files import (
+    LAYOUT,
+    TAG,
+    Sentence,
+    list_files,
+    list_labels,
+    name_data,
+    read_tagged,
+)
 from infoxlm_core.tasks.named_entities.task import HEAD, NO_TARGET, NamedEntitiesConfig
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import load_selected_models
@@ -114,7 +122,12 @@ def _build_targets(
 
 
 def measure(settings: NamedEntitiesConfig, models: Path, output: Path) -> Scores:
-    """Tag each test set with the model selected for its language, and write `predictions/LANGUAGE.tsv`."""
+    """Tag each test set with the model selected for its language, and write `predictions/LANGUAGE.tsv`.
+
+    Raises:
+        InputError: the model or a test set is missing or not usable, or the model's labels are not tags.
+    """
+    _check_labels(models)
     test_sets = read_tagged(settings, ("test",))["test"]
     if not test_sets:
         raise InputError(f"{name_data(settings)}: no test sentences. {LAYOUT}")
@@ -137,6 +150,15 @@ def measure(settings: NamedEntitiesConfig, models: Path, output: Path) -> Scores
         counts={language: len(sentences) for language, sentences in test_sets.items()},
         test_set=manifests.digest(test_sets),
     )
+
+
+def _check_labels(models: Path) -> None:
+    """Raise InputError if a model's labels are not tags: a model trained elsewhere may have LABEL_0, LABEL_1, …"""
+    for label in padded.read_labels(padded.load_config(models)):
+        if not TAG.fullmatch(label):
+            raise InputError(
+                f"{models}/config.json: the label {label!r:.80} is not O, B-… or I-…. Write the tags to id2label."
+            )
 
 
 def encode(

@@ -153,6 +153,17 @@ def test_an_entity_counts_only_as_a_whole_and_with_its_type(predicted_tags, f1):
     assert span_f1([sentence], [predicted_tags]) == pytest.approx(f1)
 
 
+def test_a_model_whose_labels_are_not_tags_is_refused(encoder, data, tmp_path):
+    tagger = task_models.create(encoder, HEAD, ("LABEL_0", "LABEL_1"))
+    task_models.export(tagger, encoder, tmp_path / "tagger")
+
+    with pytest.raises(
+        InputError, match=r"tagger/config.json: the label 'LABEL_0' is not O, B-… or I-…\. Write the tags"
+    ):
+        run.measure(settings(data), tmp_path / "tagger", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("missing_files", "changes", "reason"),
     [
