@@ -11,7 +11,7 @@ import pandas as pd
 
 from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.errors import InputError
-from infoxlm_core.languages import shorten_codes, two_letters
+from infoxlm_core.languages import is_known, shorten_codes, two_letters
 from infoxlm_core.tasks.classification.files import HEADERS, LabelledFile, find_labelled_files, read_columns
 from infoxlm_core.tasks.classification.task import ClassificationConfig
 from infoxlm_core.tasks.task import SPLITS
@@ -157,9 +157,11 @@ def list_files(config: ClassificationConfig, corpus: Path | None) -> list[Labell
 
 def _is_needed(file: LabelledFile, splits: Collection[str], train_languages: Iterable[str]) -> bool:
     """Return whether a file, judged by its name, may have rows of the splits. Skip training text in other languages."""
-    train_codes = [two_letters(language) for language in train_languages]
-    if file.split == "train" and file.language and two_letters(file.language) not in train_codes:
-        return False
+    # An unknown code, such as `set` in train-set.csv, may be a word: the file may have a column with the language.
+    if file.split == "train" and file.language and is_known(file.language):
+        train_codes = [two_letters(language) for language in train_languages]
+        if two_letters(file.language) not in train_codes:
+            return False
     return file.split is None or file.split in splits
 
 

@@ -99,6 +99,16 @@ def test_columns_of_a_single_file_without_a_header_are_read_by_position(tmp_path
     assert list_rows(read(write(tmp_path / name, row))) == [expected]
 
 
+def test_a_word_after_the_split_in_a_file_name_does_not_hide_the_column_with_the_language(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}-set.csv").write_text(f"text,label,language\nOne.,{split},en\nEins.,{split},de\n")
+
+    assert list_rows(read(tmp_path)) == [
+        ("One.", "test", "en", "test"), ("Eins.", "test", "de", "test"),
+        ("One.", "train", "en", "train"), ("Eins.", "train", "de", "train"),
+    ]  # fmt: skip
+
+
 def test_files_without_a_split_are_training_text_if_another_file_has_one(tmp_path):
     (tmp_path / "x.csv").write_text("text,label,language\n" + "a,b,en\n" * 50)
     test_file = write(tmp_path / "test-en.tsv", ("c", "b"))
