@@ -14,6 +14,7 @@ from infoxlm_core import manifests, user_files
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import ConfigMismatch
 from infoxlm_core.languages import is_known
+from infoxlm_core.model.huggingface import directories
 from infoxlm_core.training.finetuning import selection
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,8 @@ def _select_loaded_files(model: Path, files: Sequence[Path]) -> list[Path]:
     model_directories = [model]
     if (model / selection.FILE).is_file():  # a fine-tuned model may contain further models for single languages
         model_directories += (model / "steps").glob("*")
+    if (model / directories.MODULES).is_file():  # the format of sentence-transformers
+        model_directories.append(model / directories.POOLING)
     return [path for path in files if path.parent in model_directories and path.suffix in LOADED_SUFFIXES]
 
 

@@ -150,10 +150,10 @@ def test_the_digest_of_data_depends_on_the_roles_of_files_but_not_on_the_order_o
 @pytest.mark.parametrize(
     ("name", "is_included"),
     [("model.safetensors", True), ("vocab.txt", True), ("tokenizer.json", True), ("steps/4/model.safetensors", True),
-     ("manifest.json", False), ("README.md", False)],
+     ("1_Pooling/config.json", True), ("onnx/config.json", False), ("manifest.json", False), ("README.md", False)],
 )  # fmt: skip
 def test_the_digest_of_a_model_includes_only_the_files_that_are_loaded(tmp_path, name, is_included):
-    for file in ("model.safetensors", "selection.json", name):
+    for file in ("model.safetensors", "selection.json", "modules.json", name):
         write(tmp_path / "model" / file, "before")
     digest = digest_inputs(str(tmp_path / "model"))
 
