@@ -1,6 +1,8 @@
 """The command `infoxlm evaluate`: measure any encoder or fine-tuned model on one task."""
 
 import re
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -181,17 +183,20 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
 
     local_settings = sources.fetch_task_data(settings, store)
     scores_by_trial = {}
-    for planned in trials.plan(config):
-        trial = planned.trial
-        directory = model_directories[trial.model]
-        # `training` is empty, because nothing is known about a fine-tuning that was done elsewhere.
-        scores_by_trial[trial.name] = trials.measure_model(
-            local_settings, encoder=directory, model=directory, training={}, output=output / trial.model
-        )
-    summary = summarise(config, scores_by_trial)
-    if task_definition.is_finetuned:
-        summary = _drop_training_protocol(summary, task)
-    page.write_sweep_report(output, "suite", summary)
+    # Write to `output` only at the end: `evaluate` refuses a directory that has predictions, but no report.
+    with tempfile.TemporaryDirectory(prefix="infoxlm-evaluate-") as predictions:
+        for planned in trials.plan(config):
+            trial = planned.trial
+            directory = model_directories[trial.model]
+            # `training` is empty, because nothing is known about a fine-tuning that was done elsewhere.
+            scores_by_trial[trial.name] = trials.measure_model(
+                local_settings, encoder=directory, model=directory, training={}, output=Path(predictions, trial.model)
+            )
+        summary = summarise(config, scores_by_trial)
+        if task_definition.is_finetuned:
+            summary = _drop_training_protocol(summary, task)
+        page.write_sweep_report(output, "suite", summary)
+        shutil.copytree(predictions, output, dirs_exist_ok=True)
     typer.echo((output / "suite.md").read_text(encoding="utf-8"))
     typer.echo(f"page        {output / 'suite.html'}")
 

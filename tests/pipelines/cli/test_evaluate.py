@@ -87,6 +87,17 @@ def test_empty_prefix_differs_from_no_prefix_which_keeps_the_key_of_earlier_tria
     assert settings.result_fields()["prefix"] == prefix_in_key
 
 
+def test_failed_evaluation_leaves_nothing_and_can_be_repeated(encoder, tatoeba, tmp_path):
+    floor = save_model(tmp_path / "floor", words=WORDS, num_hidden_layers=1)
+    output = tmp_path / "out"
+
+    result = evaluate(encoder, "pairs", tatoeba, output, "--vector", "mean@2", "--floor", floor)
+
+    assert_refused(result, "floor has no vector mean@2. Give a layer from 0 to 1.")  # after the first model is measured
+    assert not output.exists()
+    assert evaluate(encoder, "pairs", tatoeba, output, "--vector", "mean@1", "--floor", floor).exit_code == 0
+
+
 def test_held_out_text_gives_retrieval_and_perplexity(encoder, tmp_path):
     path = tmp_path / "corpus/held_out/en-de/one.parquet"
     path.parent.mkdir(parents=True)
