@@ -120,7 +120,8 @@ def _describe_training(suite_task: SuiteTaskConfig, finished_scores: Sequence[Sc
     elif settings.epochs:
         description = f"{_format_sorted((settings.epochs,))} epochs"
     else:
-        description = f"{settings.optimization.steps:,} steps"
+        tried_steps = suite_task.grid.get("optimization.steps", (settings.optimization.steps,))
+        description = " or ".join(f"{steps:,.0f} steps" for steps in sorted(tried_steps))
     examples = max((int(scores.training["examples"]) for scores in finished_scores if scores.training), default=0)
     if examples:
         description += f" of {examples:,} examples"

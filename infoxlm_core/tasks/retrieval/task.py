@@ -82,6 +82,8 @@ class Retrieval(Task[RetrievalConfig]):
         description = ", ".join(settings.vectors)
         if settings.prefix is not None:
             description += f", prefix {settings.prefix!r}"
+        if settings.margin:
+            description += ", compared by ratio margin"
         return {"vectors": description}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:

@@ -50,10 +50,25 @@ def test_protocol_of_a_trained_task_is_shown_beside_the_papers():
     }  # fmt: skip
 
 
+def test_protocol_lists_the_numbers_of_steps_that_were_tried():
+    task = CLASSIFICATION | {"grid": {"optimization.steps": [20_000, 5_000]}}
+
+    facts = compare(task, {"en": 10}, labelled(0.8, 0.7))
+
+    assert facts["training"][0] == "5,000 steps or 20,000 steps of 40 examples, batches of 32"
+
+
 def test_protocol_of_an_untrained_task_has_no_training():
     facts = compare(RETRIEVAL | {"table": "tatoeba"}, {"deu": 9}, retrieved(0.5))
 
     assert list(facts) == ["test set", "vectors"]
+
+
+def test_protocol_of_retrieval_names_the_ratio_margin():
+    settings = RETRIEVAL["settings"] | {"vectors": ["mean@7"], "margin": True}
+    facts = compare(RETRIEVAL | {"table": "tatoeba", "settings": settings}, {"deu": 9}, retrieved(0.5))
+
+    assert facts["vectors"][0] == "mean@7, compared by ratio margin"  # the paper compares by cosine
 
 
 def test_protocol_without_a_published_table_has_only_our_choices():
