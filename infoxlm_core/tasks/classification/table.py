@@ -189,12 +189,18 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
 
 
 def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame:
-    """Read one file into a table with `COLUMNS`. Raise InputError if a row has an unknown split or an empty cell."""
+    """Read one file into a table with `COLUMNS`.
+
+    Raises:
+        InputError: a row has an unknown split or an empty cell, or a file with a split in its name has no rows.
+    """
     # For single texts, `text_pair` is None: repeat `text`, which does not change the set.
     configured_columns = {config.text, config.text_pair or config.text, config.label, config.language}
     content = read_columns(file.path, configured_columns)
     columns = _choose_columns(file, list(content.columns), config)
     table = pd.DataFrame({name: content[column] for name, column in columns.items()})
+    if file.split and table.empty:  # otherwise, the scores would lack the file's language without a message
+        raise InputError(f"{file.path}: the file has a header but no rows. Remove the file or copy it again.")
     if columns["label"] == "gold_label":  # the column's name in SNLI and MultiNLI
         table = table[table["label"] != NO_CONSENSUS]
     for name, value_in_file_name in (("language", file.language), ("split", file.split)):

@@ -5,6 +5,7 @@ NAME.en      en-000000001<tab>A sentence.
 NAME.gold    de-000000001<tab>en-000000001
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -97,8 +98,13 @@ def read_set(files: SetFiles) -> MiningSet:
 
 
 def _read_sentences(path: Path) -> NumberedSentences:
-    """Read the sentences and ids of one language."""
+    """Read the sentences and ids of one language. Raise InputError for a single sentence and for a repeated id."""
     rows = _read_two_columns(path)
+    if len(rows) < 2:  # matching removes one neighbour of each sentence
+        raise InputError(f"{path} has a single sentence. Give the complete file.")
+    sentence_id, count = Counter(sentence_id for sentence_id, _ in rows).most_common(1)[0]
+    if count > 1:
+        raise InputError(f"{path}: {count} sentences have the id {sentence_id!r:.60}. Make ids unique.")
     return NumberedSentences([sentence_id for sentence_id, _ in rows], [text for _, text in rows])
 
 

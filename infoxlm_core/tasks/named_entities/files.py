@@ -69,8 +69,8 @@ def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train",
     """Read the sentences of the given splits. Read training text only in `train_languages`.
 
     Raises:
-        InputError: a file is missing or not readable, two files have the same split and language, or a line is not a
-            word and a tag.
+        InputError: a file is missing, empty or not readable, two files have the same split and language, or a line is
+            not a word and a tag.
     """
     sets: Sets = {split: {} for split in splits}
     train_languages = {two_letters(language) for language in settings.train_languages}
@@ -88,7 +88,7 @@ def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train",
 
 
 def _read_sentences(path: Path) -> list[Sentence]:
-    """Read the sentences of one file. Blank lines separate sentences."""
+    """Read the sentences of one file. Blank lines separate sentences. Raise InputError if there are none."""
     sentences: list[Sentence] = []
     # WikiANN writes a prefix such as `en:` before every word of a file. It is unknown before the first word.
     language_prefix: str | None = None
@@ -109,6 +109,8 @@ def _read_sentences(path: Path) -> list[Sentence]:
             tags = []
     if words:  # a blank line after the last sentence is optional
         sentences.append(Sentence(tuple(words), tuple(tags)))
+    if not sentences:
+        raise InputError(f"{path}: the file has no sentences. Remove the file or copy it again.")
     return sentences
 
 

@@ -161,6 +161,7 @@ def test_rows_that_do_not_translate_each_other_need_a_split(tmp_path, change):
         ("x.csv", "text,label,language\na,b,en\n", {"text_pair": "hypothesis"}, "no column 'hypothesis'"),
         ("x.tsv", "a\tb\tc\n", {}, r"x\.tsv: no column 'language' .* and its name contains no language"),
         ("test-en.tsv", "alone\n", {}, r"test-en\.tsv:1: 1 fields\. Give text, text_pair and label"),
+        ("test-en.tsv", "text\tlabel\n", {}, r"test-en\.tsv: the file has a header but no rows\. Remove the file or"),
         ("dev-en.tsv", "a\tb\tneutral\na\t \tneutral\n", {}, r"dev-en\.tsv:2: text_pair is empty"),
         ("dev-en.tsv", "a\tb\tneutral\na\tb\t0\n", {}, r"some labels are names, others numbers \(0\)"),
         ("x.json", "{}", {}, "give labelled text as"),

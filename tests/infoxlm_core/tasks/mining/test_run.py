@@ -91,6 +91,8 @@ def test_a_folder_has_several_languages_and_gold_pairs_in_either_order(data):
         ("de-en.training.gold", "de-1\ten-999\n", r"gold:1: no sentences 'de-1' and 'en-999'"),
         ("de-en.training.en", "en-1 without a tab\n", "training.en:1 is not two columns"),
         ("de-en.training.en", "", "training.en is empty"),
+        ("de-en.training.en", "en-1\tx\n", "training.en has a single sentence. Give the complete file"),
+        ("de-en.training.en", "en-1\tx\nen-1\ty\n", "training.en: 2 sentences have the id 'en-1'. Make ids unique"),
         ("de-en.sample.gold", "x\ty\n", "de-en.sample.gold: put de-en.sample.en and the file of one other"),
     ],
 )

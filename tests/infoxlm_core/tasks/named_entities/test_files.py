@@ -40,3 +40,12 @@ def test_folders_without_one_file_per_split_and_language_are_refused(tmp_path):
     write(tmp_path / "en/test", sentences(1, 1))
     with pytest.raises(InputError, match=r"both have test sentences in en\. Keep one"):
         read_tagged(settings(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_sentences_is_refused(tmp_path, content):
+    write(tmp_path / "test-en.tsv", sentences(1, 1))
+    (tmp_path / "test-de.tsv").write_text(content)
+
+    with pytest.raises(InputError, match=r"test-de\.tsv: the file has no sentences\. Remove the file or copy it again"):
+        read_tagged(settings(tmp_path))
