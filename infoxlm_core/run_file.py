@@ -22,7 +22,7 @@ from infoxlm_core.config import (
 from infoxlm_core.config.base import NonNegativeInt, set_by_name
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.languages import two_letters
-from infoxlm_core.systems.translation.config import TranslationConfig
+from infoxlm_core.systems.translation.config import TRANSLATION_METRIC, TranslationConfig
 from infoxlm_core.tasks.classification.task import ClassificationConfig
 
 MAX_SIZE = 1 << 18  # bytes; PyYAML would need minutes for a larger config file
@@ -50,6 +50,15 @@ class RunConfig(StageConfig):
     """Number of Ray workers for pre-training and fine-tuning, one per GPU or CPU core. 0: the calling process
     trains."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_metric_of_translator(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Set the gate's metric to that of translators, if the run trains a translator and names no metric."""
+        registration = values.get("registration", {})
+        if values.get("translation") is None or not isinstance(registration, dict):
+            return values  # a section that is not a mapping is reported later
+        return {**values, "registration": {"metric": TRANSLATION_METRIC, **registration}}
+
     @model_validator(mode="after")
     def _check_worker_count(self) -> Self:
         """Check that each batch can be divided among the workers."""
@@ -66,7 +75,7 @@ class RunConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_translation(self) -> Self:
-        """Check that a translator starts from XLM, and check its languages and the number of workers."""
+        """Check that a translator starts from XLM, and check its languages, the number of workers and the gate."""
         translation = self.translation
         if translation is None:
             return self
@@ -82,6 +91,16 @@ class RunConfig(StageConfig):
                 f"num_workers ({self.num_workers}) must not exceed translation.virtual_shards "
                 f"({translation.virtual_shards})"
             )
+        for metric in self.registration.gates:
+            if metric != TRANSLATION_METRIC:
+                raise ValueError(
+                    f"registration: the gate needs {metric}, but a translator has only {TRANSLATION_METRIC}: remove "
+                    "the metric"
+                )
+        if self.registration.against == "start":
+            raise ValueError(
+                "registration.against is start, but a translator has no start to compare with: set it to champion"
+            )
         return self
 
     @model_validator(mode="after")
@@ -90,6 +109,11 @@ class RunConfig(StageConfig):
         for metric in self.registration.gates:
             if metric.startswith("guard/") and self.evaluation.guard is None:
                 raise ValueError(f"registration.gate names {metric}: set evaluation.guard, or remove the metric")
+            if metric.startswith("translation/") and self.translation is None:
+                raise ValueError(
+                    f"registration: the gate needs {metric}, which only a translator has: name another metric, or add "
+                    "the section translation"
+                )
         return self
 
     def check_whole_run(self) -> None:

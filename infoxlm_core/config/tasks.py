@@ -204,7 +204,8 @@ class RegistrationConfig(StageConfig):
 
     metric: Metric = "retrieval/served"
     """Metric for comparing candidate and champion, question by question. Higher is better. retrieval/served is the
-    score of the vectors that users get: those of the contrast layer, or of the last layer without contrast."""
+    score of the vectors that users get: those of the contrast layer, or of the last layer without contrast. A run with
+    the section `translation` uses translation/mean, the only metric of translators."""
 
     gate: dict[Metric, Annotated[Number, Field(gt=-1, lt=1)]] = Field(default_factory=dict)
     """Lower limit for the gain in each metric. The lower end of the gain's confidence interval must exceed the limit. A

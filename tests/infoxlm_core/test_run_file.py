@@ -15,6 +15,11 @@ SECTIONS = {
     "pretraining": {"optimization": {"steps": 900, "warmup_steps": 90}},
     "finetuning": {},
 }
+TRANSLATOR = SECTIONS | {
+    "pretraining": {"system": "xlm", "objectives": {"tlm": 0, "xlco": 0}},
+    "translation": {"languages": ["en", "de"]},
+    "registration": {},
+}
 TWO_CORPORA = [{"name": name, "format": "tmx", "path": f"{name}.tmx"} for name in "ab"]
 
 
@@ -176,6 +181,32 @@ def test_run_that_lacks_text_for_a_later_step_is_refused(overrides, message):
 )
 def test_gate_whose_metrics_are_measured_is_accepted(overrides):
     run_file.override_sections(SECTIONS | {"registration": {}, "evaluation": {}}, overrides)
+
+
+def test_translator_is_compared_by_its_only_metric_unless_the_file_names_another():
+    sections = run_file.override_sections(TRANSLATOR, {"registration.gate": {"translation/mean": 0.01}})
+
+    registration = sections["registration"]
+    assert registration["metric"] == "translation/mean"
+    assert registration["gate"] == {"translation/mean": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("sections", "overrides", "message"),
+    [
+        (TRANSLATOR, {"registration.metric": "retrieval/served"}, "the gate needs retrieval/served, but a translator"),
+        (TRANSLATOR, {"registration.gate": {"translation/de": 0}}, "the gate needs translation/de, but a translator"),
+        (TRANSLATOR, {"registration.against": "start"}, "a translator has no start to compare with"),
+        (
+            SECTIONS | {"registration": {}},
+            {"registration.metric": "translation/mean"},
+            "the gate needs translation/mean, which only a translator has",
+        ),
+    ],
+)
+def test_gate_that_the_evaluation_of_the_run_cannot_serve_is_refused(sections, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        run_file.override_sections(sections, overrides)
 
 
 @pytest.mark.parametrize(

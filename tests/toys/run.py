@@ -68,7 +68,6 @@ def write_translation_config(directory: Path) -> Path:
         "validate_every": 40,
         "validation_pairs": 20,
     }
-    values["registration"] |= {"metric": "translation/mean"}
     path = directory / "toy-translation.yaml"
     path.write_text(yaml.safe_dump(values))
     return path

@@ -17,6 +17,8 @@ from infoxlm_core.config.base import (
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 
 Initialisation = Literal["random", "embeddings", "pretrained"]
+TRANSLATION_METRIC = "translation/mean"
+"""Mean chrF of all sentences in both directions, from 0 to 1. BLEU has no scores of single sentences for the gate."""
 
 
 class NoiseConfig(StageConfig):

@@ -18,13 +18,12 @@ from sacrebleu.metrics import CHRF
 from infoxlm_core import manifests
 from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
+from infoxlm_core.systems.translation.config import TRANSLATION_METRIC
 from infoxlm_core.systems.translation.decoding import TextTranslator, compute_bleu
 from infoxlm_core.tasks.questions import tabulate_outcomes
 from infoxlm_core.training.finetuning.best_checkpoints import read_dev_scores
 
 METRIC = "translation/bleu"
-GATE_METRIC = "translation/mean"
-"""Mean chrF of all sentences in both directions, from 0 to 1. BLEU has no scores of single sentences for the gate."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def name_metrics(scores: Mapping[str, Any]) -> dict[str, float]:
     bleu_by_direction = {direction: result["bleu"] for direction, result in scores["directions"].items()}
     metrics = {METRIC: sum(bleu_by_direction.values()) / len(bleu_by_direction)}
     metrics |= {f"{METRIC}/{direction}": score for direction, score in bleu_by_direction.items()}
-    return metrics | {GATE_METRIC: scores["chrf"]}
+    return metrics | {TRANSLATION_METRIC: scores["chrf"]}
 
 
 def score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
