@@ -320,11 +320,12 @@ def override_all_trials(
 
     Raises:
         ConfigError: a field is invalid, an override sets a field in which the trials differ, or the trials have
-            different tokenizers.
+            different tokenizers or test sentences.
     """
     _check_overrides_of_trials(trials, overrides)
     changed_trials: list[dict[str, Any]] = []
     tokenizers = set()
+    translation_tests = set()
     for trial in trials:
         trial_sections = {**sections, **trial}
         variant_and_seed = trial_sections.pop("trial")
@@ -334,6 +335,13 @@ def override_all_trials(
             raise ConfigError(
                 "tokenization.model: the variants start from models with their own tokenizers, but share their shards: "
                 "if these tokenizers are equal, set it to one of them"
+            )
+        if run.translation is not None:
+            translation_tests.add((frozenset(run.translation.languages), run.translation.validation_pairs))
+        if len(translation_tests) > 1:
+            raise ConfigError(
+                "translation: the variants differ in languages or validation_pairs, so they would translate different "
+                "test sentences: give all variants the same values"
             )
         changed_trials.append({"trial": dict(variant_and_seed), **_list_trial_settings(run)})
     return changed_trials

@@ -242,6 +242,23 @@ def test_variants_that_start_from_different_models_need_one_tokenizer():
     assert len(run_file.override_all_trials(sections, trials, {"tokenization.model": "c"})) == 2
 
 
+@pytest.mark.parametrize("change", [{"languages": ["en", "fr"]}, {"validation_pairs": 7}])
+def test_translators_with_different_test_sentences_are_not_compared(change):
+    trials = []
+    for changes in ({}, change):
+        trials.append(
+            {
+                "trial": {"variant": "a", "seed": 1},
+                "pretraining": TRANSLATOR["pretraining"],
+                "translation": TRANSLATOR["translation"] | changes,
+            }
+        )
+    sections = {"preparation": SECTIONS["preparation"] | {"languages": ["en", "de", "fr"]}}
+
+    with pytest.raises(ConfigError, match="they would translate different test sentences"):
+        run_file.override_all_trials(sections, trials, {})
+
+
 def test_override_reaches_every_trial_and_keeps_its_seed_and_variant():
     trials = [
         {"trial": {"variant": name, "seed": 3, "what": ""}, "pretraining": {"objectives": {"xlco": weight}, "seed": 3}}
