@@ -39,7 +39,7 @@ def format_heading(settings: dict[str, Any]) -> list[str]:
         f"{ceilings['copy_gb_per_second']:.1f} GB/s copy. Python {machine['python']}, {', '.join(versions)}.",
         "",
         "Ratios are the peer's CPU seconds per unit of work divided by ours, within a round: median [min … max]. Token "
-        "counts exclude padding. All variants were equal in loss and gradients before they were timed.",
+        "counts exclude padding. A peer with a line *equal to* had our loss and gradients before it was timed.",
         "",
     ]
 
