@@ -223,9 +223,9 @@ def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
         raise InputError(
             f"{checkpoint} cannot be read as a checkpoint without running code ({one_line(error)}): {_REMEDY}"
         ) from None
-    if not isinstance(loaded, dict):
-        raise InputError(f"{checkpoint} holds a {type(loaded).__name__}, not the tensors of a model: give a checkpoint")
-    state = loaded.get("model", loaded)  # fairseq stores tensors under the key "model"
+    state = loaded.get("model", loaded) if isinstance(loaded, dict) else loaded  # fairseq stores them as "model"
+    if not isinstance(state, dict):
+        raise InputError(f"{checkpoint} holds a {type(state).__name__}, not the tensors of a model: give a checkpoint")
     tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     contrast_layer = getattr(loaded.get("args"), "xlco_layer", None)
     return tensors, contrast_layer

@@ -201,6 +201,14 @@ def test_incomplete_checkpoint_is_refused_with_the_name_of_the_tensor(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
 
 
+@pytest.mark.parametrize("content", [[torch.zeros(2)], {"model": [torch.zeros(2)]}])
+def test_checkpoint_without_tensors_by_name_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "m.pt")
+
+    with pytest.raises(InputError, match="holds a list, not the tensors of a model: give a checkpoint"):
+        fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
+
+
 class CreatesDirectory:
     """An object whose unpickling runs code."""
 
