@@ -25,7 +25,7 @@ def run_with_a_kill(base: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(code))
         patch.chdir(code)  # steps import from their working directory first
-        kill_in_pretraining(["run", str(config), "--store", str(store)], store, patience=60)
+        kill_in_pretraining(["run", str(config), "--store", str(store)], store)
         checkpoint = only(store, "runs/pretrained-*/saved.json")
         assert json.loads(checkpoint.read_text())["step"] < STEPS, "the kill came too late"
         with (code / "infoxlm_core/progress.py").open("a") as source:

@@ -18,7 +18,7 @@ from pipelines.cli import app
 from tests.helpers.commands import environment, infoxlm, only, runs_of
 from tests.toys.run import STEPS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 

@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.servers.processes import until
+
 
 def infoxlm(*arguments: str, **options) -> subprocess.CompletedProcess:
     """Run the command `infoxlm` and return its output and exit code."""
     command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=400, **options)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), **options)
 
 
 def environment() -> dict[str, str]:
@@ -33,21 +35,16 @@ def processes_on(store: Path) -> list[str]:
     return commands
 
 
-def kill_in_pretraining(arguments: list[str], store: Path, patience: int) -> None:
+def kill_in_pretraining(arguments: list[str], store: Path) -> None:
     """Start `infoxlm`, kill its driver after the first checkpoint, and wait until no process works on the store."""
     command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
-    deadline = time.monotonic() + 240
     while not list(store.glob("runs/pretrained-*/step=*/manifest.json")):
-        assert driver.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        assert driver.poll() is None, "the run ended before it could be killed"
         time.sleep(0.01)
     driver.kill()
     driver.wait()
-    for _ in range(10 * patience):  # the steps notice that their parent is gone
-        if not processes_on(store):
-            break
-        time.sleep(0.1)
-    assert not processes_on(store)
+    until(lambda: not processes_on(store))  # the steps notice that their parent is gone
 
 
 def only(store: Path, pattern: str) -> Path:

@@ -117,7 +117,6 @@ def ablation(tmp_path_factory) -> Ablation:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_table_has_the_finished_variant_and_names_the_diverged_one(ablation):
     process = ablation.process
     table = process.stdout[process.stdout.index("# toy-ablations") :]
@@ -131,7 +130,6 @@ def test_table_has_the_finished_variant_and_names_the_diverged_one(ablation):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_mlflow_has_a_run_for_each_trial_below_the_run_of_the_ablation(ablation):
     client, parent, trial_runs = runs_of(ablation.store)
     run_by_variant = {run.data.tags["variant"]: run for run in trial_runs}

@@ -43,7 +43,7 @@ def test_run_without_a_tracker_imports_mlflow_neither_in_the_runner_nor_in_a_ste
     variables = {"INFOXLM_TRACKER": "none", "PYTHONPATH": python_path}
 
     command = [sys.executable, "-c", SCRIPT, str(store)]
-    process = subprocess.run(command, env=environment() | variables, capture_output=True, text=True, timeout=200)
+    process = subprocess.run(command, env=environment() | variables, capture_output=True, text=True)
 
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
     assert "mlflow imported: False" in process.stdout

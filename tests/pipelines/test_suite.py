@@ -84,7 +84,6 @@ def finished(tmp_path_factory) -> Finished:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_failed_trial_is_named_and_the_others_are_in_the_table(finished):
     process = finished.process
     assert process.returncode == 2
@@ -104,7 +103,6 @@ def test_failed_trial_is_named_and_the_others_are_in_the_table(finished):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_mlflow_has_a_run_for_each_trial_below_the_run_of_the_suite(finished):
     _, parent, trial_runs = runs_of(finished.store)
     run_by_trial = {run.data.tags["point"]: run for run in trial_runs}

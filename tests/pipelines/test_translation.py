@@ -57,7 +57,6 @@ def registered(sweep, tmp_path_factory) -> Finished:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_registered_translator_translates_as_its_directory_does(registered):
     name = run_file.load(registered.config).registration.name
     directory = only(registered.store, "translator/*/translator")
@@ -79,7 +78,6 @@ def test_registered_translator_translates_as_its_directory_does(registered):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_ray_worker_trains_the_same_translator_as_the_step_itself(registered, sweep):
     translator = only(registered.store, "translator/*/translator")
     translator_of_sweep = sweep.store / translator.relative_to(registered.store)
@@ -90,7 +88,6 @@ def test_ray_worker_trains_the_same_translator_as_the_step_itself(registered, sw
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_evaluation_excludes_the_pairs_that_chose_the_best_weights(registered):
     evaluation = only(registered.store, "translations/*/scores.json").parent
     scores = json.loads((evaluation / "scores.json").read_text())
@@ -104,7 +101,6 @@ def test_evaluation_excludes_the_pairs_that_chose_the_best_weights(registered):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_sweep_shows_its_translators_beside_the_table_of_the_paper(sweep):
     assert sweep.process.returncode == 0, sweep.process.stdout[-3000:] + sweep.process.stderr[-3000:]
     page = only(sweep.store, "comparison/*/comparison.md").read_text()

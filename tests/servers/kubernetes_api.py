@@ -56,7 +56,7 @@ class KubernetesServer:
 
     def wait_for(self, name: str, creations: int = 1) -> dict:
         """Wait until a job has been created `creations` times, and return it."""
-        until(lambda: len(self.jobs_ever()) >= creations and self.job(name), 60)
+        until(lambda: len(self.jobs_ever()) >= creations and self.job(name))
         return self.job(name)
 
     def patch(self, name: str, change: dict) -> None:

@@ -47,7 +47,7 @@ def port_of(listener: socket.socket) -> int:
     return listener.getsockname()[1]
 
 
-def until(is_true: Callable[[], object], seconds: float = 20) -> None:
+def until(is_true: Callable[[], object], seconds: float = 300) -> None:
     """Wait until a condition is true. Fail the test if it is still false after `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_true():
@@ -92,7 +92,7 @@ def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
         thread.join()
 
 
-def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 120) -> None:
+def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 300) -> None:
     """Wait until a server answers at `url`. Raise RuntimeError if its process ends or the time is over."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and server.poll() is None:

@@ -84,7 +84,6 @@ def train_and_score(shards: Shards, seed: int, objectives: dict[str, float]) -> 
 
 @pytest.mark.item("A26")
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_tlm_beats_mlm_and_contrast_beats_both(tmp_path, record_property):
     shards = open_shards(write_bilingual_shards(tmp_path))
     systems = {"MLM": {"tlm": 0, "xlco": 0}, "MLM+TLM": {"xlco": 0}, "MLM+TLM+XLCO": {}}

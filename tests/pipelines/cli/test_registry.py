@@ -68,7 +68,7 @@ def test_concurrent_promotion_waits_and_is_compared_with_the_new_champion(regist
         waiting = subprocess.Popen([*command, "--store", registry], stderr=subprocess.PIPE, text=True)
         assert any("waiting" in line for line in waiting.stderr)
         promotion.promote_model("models:/tiny/3", {METRIC: 0.0}, registry)
-    _, errors = waiting.communicate(timeout=120)
+    _, errors = waiting.communicate()
 
     assert (waiting.returncode, champion_version(registry)) == (2, 3)
     assert "models:/tiny/2 stays candidate, not shown to be better than version 3" in errors

@@ -20,7 +20,7 @@ from components.settings.cluster import ClusterConfig
 from infoxlm_core.training import workers
 from tests.servers.processes import free_port, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 SAVE_SECONDS = 8
 """Longer than the 3 seconds for which Ray waits by default."""
 
@@ -87,12 +87,12 @@ def stop_two_jobs(base: Path, head_variables: dict[str, str]) -> None:
         ):
             code = f"from tests.components.adapters.kuberay.test_stop import *; {driver}(Path({str(base / name)!r}))"
             job_ids.append(submit(client, f'{sys.executable} -c "{code}"', {"env_vars": variables}))
-        until(lambda: (base / "ours/training").exists() and (base / "default/training").exists(), 120)
+        until(lambda: (base / "ours/training").exists() and (base / "default/training").exists())
 
         for job_id in job_ids:
             client.stop_job(job_id)  # KubeRay's finalizer sends the same request
 
-        until(lambda: all(client.get_job_status(job_id) == JobStatus.STOPPED for job_id in job_ids), 120)
+        until(lambda: all(client.get_job_status(job_id) == JobStatus.STOPPED for job_id in job_ids))
     finally:
         cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ import pytest
 from components.adapters.mlflow.tables import LOCK
 from tests.servers import postgres
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
@@ -38,7 +38,7 @@ def test_simultaneous_replicas_create_the_tables_one_after_the_other(empty_postg
             [(waiting_count,)] = cursor.fetchall()
         assert waiting_count == 2, "a replica did not wait for the lock"
         assert postgres.dump(empty_postgres) == {}
-    outputs = [replica.communicate(timeout=200)[0] for replica in replicas]
+    outputs = [replica.communicate()[0] for replica in replicas]
 
     assert [replica.returncode for replica in replicas] == [0, 0], outputs
     tables = postgres.dump(empty_postgres)

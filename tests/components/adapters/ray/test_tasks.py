@@ -24,7 +24,7 @@ from tests.components.conftest import upload
 from tests.helpers import deadly
 from tests.toys.text import messages, write_catalogs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 RUSSIAN = [f"Откройте {a} страницу в {b}" for a in ("новую", "старую", "большую") for b in ("архиве", "окне", "сети")]
 CHINESE = [f"请打开{a}中的{b}文件" for a in ("档案", "窗口", "网络", "历史") for b in ("新", "旧", "大", "小")]
 BAD_PAIRS = [

@@ -25,7 +25,7 @@ from infoxlm_core.training import tracker
 from tests.components.conftest import LONGER, kill_first_worker, losses
 from tests.toys.pretraining import tiny_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def train_infoxlm(num_workers: int, shards: Path, base: Path, work=pretrain, **changes) -> list[tuple[int, dict]]:

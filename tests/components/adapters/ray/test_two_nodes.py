@@ -24,7 +24,7 @@ from infoxlm_core.training import tracker
 from tests.components.conftest import LONGER, losses
 from tests.toys.pretraining import tiny_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 LAST_STEP = 10
 """The node is lost after the checkpoint of this step."""
 
