@@ -177,7 +177,7 @@ def _read_json_texts(path: Path, field: str) -> Iterator[Line]:
     and 23.01), and MADLAD-400's files data-v1p5/*/*.jsonl.gz.
     """
     for line in lines.read_lines(path):
-        if line.dropped:
+        if line.dropped or not line.text.strip():  # cleaning drops empty lines
             yield line
             continue
         position = f"{path}:{line.number}"
@@ -426,6 +426,9 @@ def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield the pairs of each line in a JSON Lines file, or single sentences if the line has no pair with the pivot."""
     path = corpus.paths[0]
     for number, line in enumerate(lines.read_valid_texts(path), start=1):
+        if not line.strip():
+            yield _make_dropped_row(corpus, number, "empty")
+            continue
         text_by_language = _parse_translation(corpus, line, f"{path}:{number}")
         yield from _make_rows(corpus, text_by_language, number) or [_make_dropped_row(corpus, number, "missing_side")]
 

@@ -202,6 +202,22 @@ def test_jsonl_line_is_a_pair_for_each_translation_or_a_sentence(tmp_path):
     assert [(row.line, row.dropped) for row in rows if row.dropped] == [(4, "missing_side")]
 
 
+@pytest.mark.item("B02")
+def test_empty_lines_of_jsonl_are_dropped_rows(tmp_path):
+    pair, document = '{"en": "Yes", "de": "Ja"}', '{"text": "Ja"}'
+
+    pairs = read_rows(write(tmp_path / "x.jsonl", f"{pair}\n\n{pair}\n  \n"), "jsonl", ())
+    documents = read_rows(write(tmp_path / "x.jsonl", f"{document}\n\n{document}\n"), "jsonl", text_field="text")
+
+    assert [(row.line, row.texts, row.dropped) for row in pairs] == [
+        (1, ("Yes", "Ja"), None),
+        (2, ("", ""), "empty"),
+        (3, ("Yes", "Ja"), None),
+        (4, ("", ""), "empty"),
+    ]
+    assert [(row.line, row.texts) for row in documents] == [(1, ("Ja",)), (2, ("",)), (3, ("Ja",))]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
