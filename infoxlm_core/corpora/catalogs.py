@@ -1,6 +1,7 @@
 """Read translated program messages from gettext catalogs.
 
-A row consists of a message id and its translation. English text replaces symbolic ids.
+A row consists of a message id and its translation. English text replaces symbolic ids. If the pivot is another language
+with a catalog of its own, the pivot's translations replace the ids.
 
     msgid "Save the file"  msgstr "Datei speichern"  ->  Row(("en", "de"), ("Save the file", "Datei speichern"), …)
 """
@@ -10,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gettext import c2py
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from infoxlm_core.errors import InputError, one_line
 MAX_CATALOG = 64 << 20  # bytes
 MAX_ENTRIES = 100_000  # files in an archive
 MAX_PATH = 4096  # bytes of the longest path
+LANGUAGE_OF_IDS = "en"  # by convention; some projects have symbolic ids, and a few have ids in another language
 LAST_MAIN_RANK = 1  # locales with higher ranks are regional variants
 NEVER = 9  # rank of locales to skip
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
@@ -90,7 +92,7 @@ class _CatalogFiles:
 def read_rows(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
     """Yield the messages of each language from a directory, wheel or zip file.
 
-    The pivot is the language of the message ids. A row's line is the message number in its catalog.
+    A row's line is the message number in its catalog. A message without text in the pivot is a dropped row.
 
     Raises:
         InputError: no catalog exists, or a catalog cannot be read.
@@ -100,17 +102,19 @@ def read_rows(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]
     for domain in sorted(domains):
         names_by_language = domains[domain]
         pivot_texts = _read_pivot_texts(files, names_by_language.get(pivot, {}), pivot)
+        has_pivot_ids = _has_pivot_ids(pivot_texts, pivot)
         for language in languages:
             if language == pivot:
                 continue
             catalog = _choose_catalog(files, names_by_language.get(language, {}), language)
             for number, message in enumerate(catalog.messages, start=1):
-                pivot_text = pivot_texts.get((message.msgctxt, message.msgid))
-                # The text in the message's own entry, else the text in the pivot's catalog, else the id.
-                source = _find_default_text(message.comment) or pivot_text or message.msgid
+                source = pivot_texts.get((message.msgctxt, message.msgid)) or (message.msgid if has_pivot_ids else "")
+                if pivot == LANGUAGE_OF_IDS:  # the text in the message's own entry takes precedence
+                    source = _find_default_text(message.comment) or source
                 reason = _find_reason_to_skip(message)
                 # A symbolic id without English text is not a translation's source.
-                if reason is None and source == message.msgid and IDENTIFIER.fullmatch(source):
+                has_no_source = not source or (source == message.msgid and IDENTIFIER.fullmatch(source))
+                if reason is None and has_no_source:
                     reason = "no_source_text"
                 yield Row((pivot, language), (source, message.msgstr), catalog.name, number, reason)
 
@@ -129,12 +133,17 @@ def _group_by_domain(names: Iterable[str], languages: set[str]) -> dict[tuple[st
 def _read_pivot_texts(
     files: _CatalogFiles, name_by_locale: dict[str, str], pivot: str
 ) -> dict[tuple[str | None, str], str]:
-    """Return the pivot's texts by message context and id, to replace symbolic ids."""
+    """Return the pivot's texts by message context and id, to replace ids that are symbolic or in another language."""
     catalog = _choose_catalog(files, name_by_locale, pivot)
     if catalog.rank > LAST_MAIN_RANK:  # a regional variant, such as en_AU, has its own spelling
         return {}
     messages = [message for message in catalog.messages if _find_reason_to_skip(message) is None]
     return {(message.msgctxt, message.msgid): message.msgstr for message in messages}
+
+
+def _has_pivot_ids(pivot_texts: Mapping[tuple[str | None, str], str], pivot: str) -> bool:
+    """Return whether a domain's message ids are in the pivot's language, as far as its catalog shows."""
+    return pivot == LANGUAGE_OF_IDS or all(text == message_id for (_, message_id), text in pivot_texts.items())
 
 
 def _choose_catalog(files: _CatalogFiles, name_by_locale: dict[str, str], language: str) -> _Catalog:

@@ -49,6 +49,28 @@ def test_symbolic_ids_are_replaced_and_unusable_translations_are_dropped(tmp_pat
     assert sorted(filter(None, (row.dropped for row in rows))) == ["empty", "fuzzy", "no_source_text", "obsolete"]
 
 
+def test_source_is_the_text_of_a_pivot_other_than_english(tmp_path):
+    french = [
+        {"msgid": "Save the page", "msgstr": "Enregistrer la page"},
+        {"msgid": "label_add", "msgstr": "Ajouter", "comment": 'Default: "Add it"'},
+        {"msgid": "New message", "msgstr": "Nouveau message"},
+    ]
+    german = [{"msgid": "Save the page", "msgstr": "Seite speichern"}, {"msgid": "label_add", "msgstr": "Hinzufügen"}]
+    write_catalog(tmp_path / "fr/LC_MESSAGES/app.po", french)
+    rows_without_german = list(catalogs.read_rows(("fr",), "de", tmp_path))
+    write_catalog(tmp_path / "de/LC_MESSAGES/app.po", german)
+
+    rows = list(catalogs.read_rows(("fr",), "de", tmp_path))
+
+    assert [(row.texts, row.dropped) for row in rows] == [
+        (("Seite speichern", "Enregistrer la page"), None),
+        (("Hinzufügen", "Ajouter"), None),
+        (("", "Nouveau message"), "no_source_text"),
+    ]
+    # Without a German catalog, the ids may be German.
+    assert [row.texts[0] for row in rows_without_german if not row.dropped] == ["Save the page", "New message"]
+
+
 def test_plural_message_is_read_in_its_form_for_one(tmp_path):
     message = {"msgid": "%d file", "msgid_plural": "%d files", "msgstr_plural": {0: "zero", 1: "one", 2: "two"}}
     plural = "nplurals=3; plural=n==0 ? 0 : n==1 ? 1 : 2;"
