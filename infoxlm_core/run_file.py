@@ -173,12 +173,16 @@ class StrictLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Read the next node. Raise ConfigError if the node has an anchor or is an alias."""
+        """Read the next node. Raise ConfigError if the node has an anchor or a tag, or is an alias."""
         event = self.peek_event()
+        line_number = event.start_mark.line + 1
         # Events of anchors and aliases have this attribute. A few nested aliases can expand to gigabytes.
         if getattr(event, "anchor", None):
-            line_number = event.start_mark.line + 1
             raise ConfigError(f"line {line_number}: anchors and aliases are not allowed")
+        # A tag such as !!set would create a value that no config has, and the constructors of the YAML library fail at
+        # a text such as `!!bool maybe`.
+        if getattr(event, "tag", None):
+            raise ConfigError(f"line {line_number}: tags such as !!str are not allowed: remove the tag")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -235,24 +239,40 @@ def load_config(config_class: type[Config], path: Path | str, overrides: Sequenc
     if not path.is_file():
         raise ConfigError(f"{path}: no such config file")
     try:
-        values = yaml.load(user_files.read_text(path, MAX_SIZE), Loader=StrictLoader)  # noqa: S506 - a SafeLoader
+        values = parse_yaml(user_files.read_text(path, MAX_SIZE))
         if not isinstance(values, dict):
             raise ConfigError("the file must contain a mapping of sections")
         for assignment in overrides:
             apply_override(values, assignment)
         return config_class.parse(values)
-    except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())  # PyYAML's messages have several lines
-        raise ConfigError(f"{path}: {reason}") from None
+    except (InputError, ValueError) as error:  # ValueError: an integer that is too long to be printed
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text, read by `StrictLoader`. Raise ConfigError if the text is not valid YAML."""
+    try:
+        return yaml.load(text, Loader=StrictLoader)  # noqa: S506 - StrictLoader is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # RecursionError: deeply nested YAML
+        raise ConfigError(" ".join(str(error).split())) from None  # PyYAML's messages have several lines
 
 
 def apply_override(values: Any, assignment: str) -> None:
-    """Apply an override such as `pretraining.optimization.steps=100` to a mapping of sections."""
+    """Apply an override such as `pretraining.optimization.steps=100` to a mapping of sections.
+
+    Raises:
+        ConfigError: the override has no equals sign, its value is not valid YAML, or its name leads through a value
+            that is not a mapping. The message begins with the override.
+    """
     name, equals_sign, value_text = assignment.partition("=")
     if not equals_sign:
         raise ConfigError(f"override {assignment!r}: write section.name=value")
-    new_value = yaml.load(value_text, Loader=StrictLoader)  # noqa: S506 - a SafeLoader
-    set_by_name(values, name.strip(), new_value, f"override {name.strip()!r}")
+    location = f"override {name.strip()!r}"
+    try:
+        new_value = parse_yaml(value_text)
+    except ConfigError as error:
+        raise ConfigError(f"{location}: {error}") from None
+    set_by_name(values, name.strip(), new_value, location)
 
 
 def parse_with_overrides(

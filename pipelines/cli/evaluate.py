@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from infoxlm_core import run_file
 from infoxlm_core.config import EvaluationConfig
-from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.errors import InputError
 from infoxlm_core.languages import GROUPS
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks import TASKS
@@ -141,11 +140,7 @@ def build_suite(
     if settings.get("languages"):
         settings["languages"] = _parse_languages(settings["languages"])
     for override in overrides:
-        try:
-            run_file.apply_override(settings, override)
-        except yaml.YAMLError as error:
-            message = " ".join(str(error).split())  # YAML's messages have several lines
-            raise ConfigError(f"--set {override}: {message}") from None
+        run_file.apply_override(settings, override)
     tasks = {task: {"settings": settings, "table": preset.table}}
     return SuiteConfig.parse({"models": models, "tasks": tasks})
 

@@ -67,9 +67,12 @@ def test_run_file_and_overrides_may_contain_the_language_code_of_norwegian(tmp_p
         ("x: {no: 1, no: 2}", "line 1: 'no' occurs twice"),
         ("a: &b 1\nc: *b", "line 1: anchors and aliases are not allowed"),
         ("a: 1\nb: &c {}", "line 2: anchors and aliases are not allowed"),
+        ("a: 1\nb: !!bool maybe", "line 2: tags such as !!str are not allowed"),
+        ("a: !!set {en, de}", "line 1: tags such as !!str are not allowed"),
+        ("!mine [a]", "line 1: tags such as !!str are not allowed"),
     ],
 )
-def test_repeated_keys_and_anchors_are_refused(text, message):
+def test_repeated_keys_anchors_and_tags_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         read(text)
 
@@ -114,6 +117,14 @@ def test_override_changes_only_its_field():
     assert changed["pretraining"]["optimization"].pop("steps") == 2000
     assert original["pretraining"]["optimization"].pop("steps") == 900
     assert changed == original
+
+
+@pytest.mark.parametrize("value", ["[", "[" * 2_000, "9" * 5_000, "&a 1"])
+def test_override_whose_value_is_no_yaml_is_named_in_one_line(value):
+    with pytest.raises(ConfigError, match=r"^override 'pretraining\.seed': .") as refusal:
+        run_file.apply_override({}, f"pretraining.seed={value}")
+
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from components.settings.environment import is_secret
+from infoxlm_core.errors import ConfigError
 from infoxlm_core.run_file import StrictLoader
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +96,7 @@ def test_our_source_executes_no_data_as_code():
 @pytest.mark.item("S11")
 def test_the_yaml_loader_of_configs_is_safe():
     assert issubclass(StrictLoader, yaml.SafeLoader)
-    with pytest.raises(yaml.YAMLError):
+    with pytest.raises(ConfigError, match="tags"):
         yaml.load("!!python/object/apply:os.getcwd []", Loader=StrictLoader)
 
 

@@ -145,7 +145,7 @@ def test_fine_tuned_classifier_is_scored(tmp_path):
         ({"--vector": "mean@7"}, "has no vector mean@7. Give a layer from 0 to 2"),
         ({"--floor": ""}, " has no config.json"),
         ({"--set": "batch=3"}, "batch: unknown name; known are batch_size"),
-        ({"--set": "batch_size=["}, "--set batch_size=["),
+        ({"--set": "batch_size=["}, "override 'batch_size': while parsing"),
     ],
 )
 def test_evaluation_that_cannot_work_is_refused(encoder, tatoeba, tmp_path, changes, message, monkeypatch):
