@@ -27,10 +27,10 @@ def _check_number(value: Any) -> Any:
 
 
 def _check_whole(value: Any) -> Any:
-    """Reject booleans and strings, which pydantic would convert to integers, and integers too large for a double."""
+    """Reject booleans and strings, which pydantic would convert to integers, and numbers too large for a double."""
     if isinstance(value, str | bool):
         raise PydanticCustomError("number", "Input should be a valid integer")
-    if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+    if isinstance(value, int | float) and abs(value) > LARGEST_NUMBER:  # pydantic converts 3e2 to 300
         raise PydanticCustomError("number", "Input should be at most 2^53 - 1")
     return value
 
@@ -148,12 +148,14 @@ def _describe_error(config_class: type[StageConfig], error: ValidationError, sec
     """Describe the first invalid field in one line: its name, the rule and its value."""
     first_error = error.errors()[0]
     location = first_error["loc"]
-    field = ".".join(str(name) for name in (section, *location) if name != "")  # `section` may be empty
+    names, _ = _follow_location(config_class, location)
+    field = ".".join(name for name in (section, *names) if name != "")  # `section` may be empty
     reason = first_error["msg"].removeprefix("Value error, ")
     if first_error["type"] == "extra_forbidden":
-        valid_names = ", ".join(sorted(_list_fields_at(config_class, location[:-1])))
-        reason = f"unknown name; known are {valid_names}"
-    elif first_error["type"] != "value_error":  # our own validators already name the value
+        _, innermost_class = _follow_location(config_class, location[:-1])
+        reason = f"unknown name; known are {', '.join(sorted(innermost_class.model_fields))}"
+    elif first_error["type"] not in ("value_error", "missing"):
+        # Our own validators already name the value, and a missing field has none.
         reason += f", not {first_error['input']!r:.120}"
     further_error_count = error.error_count() - 1
     further_errors = f" (and {further_error_count} more)" if further_error_count else ""
@@ -173,20 +175,32 @@ def _omit_added_fields(config: StageConfig, values: dict[str, Any]) -> None:
                     _omit_added_fields(item, item_values)
 
 
-def _list_fields_at(config_class: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Return the field names of a nested config.
+def _follow_location(
+    config_class: type[BaseModel], location: tuple[str | int, ...]
+) -> tuple[list[str], type[BaseModel]]:
+    """Return the names on the path to a field, as in the file, and the class of the innermost config on the path.
 
     Args:
         config_class: class of the outermost config.
-        location: path to the nested config as pydantic reports it: field names, list indices and mapping keys.
+        location: path to a field or a nested config as pydantic reports it: field names, list indices and mapping keys.
+            After the name of a field with several possible classes, it also contains the value that selects the class.
     """
-    for name_or_index in location:
-        field = config_class.model_fields.get(str(name_or_index))
+    names = []
+    alternatives: dict[Any, type[BaseModel]] = {}  # the possible classes of the last field, if there are several
+    for part in location:
+        if part in alternatives:
+            config_class = alternatives[part]
+            alternatives = {}
+            continue
+        names.append(str(part))
+        field = config_class.model_fields.get(str(part))
         if field is None:  # an index or a key leads to no other class
             continue
-        # The annotation is a config class, or a container such as tuple[CorpusSource, ...].
-        for annotation in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-                config_class = annotation
-                break
-    return list(config_class.model_fields)
+        # The annotation is a config class, or contains one or several, such as tuple[CorpusSource, ...].
+        annotations = (field.annotation, *getattr(field.annotation, "__args__", ()))
+        nested_classes = [item for item in annotations if isinstance(item, type) and issubclass(item, BaseModel)]
+        if isinstance(field.discriminator, str):  # the name of the field whose value selects the class
+            alternatives = {nested.model_fields[field.discriminator].default: nested for nested in nested_classes}
+        elif nested_classes:
+            config_class = nested_classes[0]
+    return names, config_class

@@ -1,6 +1,9 @@
 """A wrong config is refused in one line: the field, the rule, and the value."""
 
+from typing import Annotated, Literal
+
 import pytest
+from pydantic import Field
 
 from infoxlm_core.config import (
     CleaningConfig,
@@ -25,10 +28,25 @@ class Inner(StageConfig):
     rate: Share = 0.5
 
 
+class Cat(StageConfig):
+    """One of two kinds of items."""
+
+    kind: Literal["cat"] = "cat"
+    lives: PositiveInt = 9
+
+
+class Dog(StageConfig):
+    """The other kind of items."""
+
+    kind: Literal["dog"] = "dog"
+    name: str
+
+
 class Outer(StageConfig):
     """A stage."""
 
     inner: Inner = Inner()
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")] = Cat()
     steps: PositiveInt = 1
     log_every: PositiveInt = 10
 
@@ -39,11 +57,15 @@ class Outer(StageConfig):
     [
         ({"inner": {"rate": 2}}, r"stage\.inner\.rate: Input should be less than or equal to 1, not 2$"),
         ({"inner": {"rat": 1}}, r"stage\.inner\.rat: unknown name; known are rate$"),
-        ({"stepz": 1}, r"stage\.stepz: unknown name; known are inner, log_every, steps$"),
+        ({"stepz": 1}, r"stage\.stepz: unknown name; known are inner, log_every, pet, steps$"),
+        ({"pet": {"kind": "dog", "name": "x", "nam": "y"}}, r"stage\.pet\.nam: unknown name; known are kind, name$"),
+        ({"pet": {"kind": "cat", "lives": 0}}, r"stage\.pet\.lives: Input should be greater than 0, not 0$"),
+        ({"pet": {"kind": "dog"}}, r"stage\.pet\.name: Field required$"),
         ({"steps": 0, "inner": {"rate": float("nan")}}, r"^stage\.inner\.rate: .* \(and 1 more\)$"),
         ({"steps": True}, "steps: Input should be a valid integer, not True"),
         ({"steps": "300"}, "steps: Input should be a valid integer, not '300'"),
         ({"steps": 2**53}, r"steps: Input should be at most 2\^53 - 1"),
+        ({"steps": 1e17}, r"steps: Input should be at most 2\^53 - 1"),
         ({"inner": {"rate": True}}, "rate: Input should be a valid number"),
     ],
 )
@@ -53,7 +75,9 @@ def test_first_invalid_field_is_named_with_its_section_and_rule(values, message)
 
 
 def test_logging_does_not_affect_the_result():
-    assert Outer.parse({"log_every": 3}).result_fields() == {"inner": {"rate": 0.5}, "steps": 1}
+    assert Outer.parse({"log_every": 3}).result_fields() == {
+        "inner": {"rate": 0.5}, "pet": {"kind": "cat", "lives": 9}, "steps": 1,
+    }  # fmt: skip
 
 
 def test_whole_number_that_kubeflow_sends_as_a_double_is_accepted():

@@ -144,7 +144,7 @@ def test_fine_tuned_classifier_is_scored(tmp_path):
         ({"--languages": "German"}, "--languages 'German' is not a list of languages. Give all, 14, 22"),
         ({"--vector": "mean@7"}, "has no vector mean@7. Give a layer from 0 to 2"),
         ({"--floor": ""}, " has no config.json"),
-        ({"--set": "batch=3"}, "batch: unknown name; known are batch_size"),
+        ({"--set": "batch=3"}, "tasks.tatoeba.settings.batch: unknown name; known are batch_size, data, languages"),
         ({"--set": "batch_size=["}, "override 'batch_size': while parsing"),
     ],
 )
