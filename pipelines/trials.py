@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from infoxlm_core import run_file, user_files
 from infoxlm_core.config import StageConfig
 from infoxlm_core.config.base import merge
@@ -15,8 +13,8 @@ from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.run_file import RunConfig
 
 _VARIANT_NAME = re.compile(r"[\w+.:-][\w+.: -]*")
-_SPECIAL_KEYS = ("translation", "what", "also")
-"""Keys of a variant that do not override settings of `pretraining`."""
+_SPECIAL_KEYS = {"translation": dict, "what": str, "also": str}
+"""Keys of a variant that do not override settings of `pretraining`, with the types of their values."""
 
 
 def plan_trials(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
@@ -91,25 +89,30 @@ def _check_variants_differ(settings_by_variant: Mapping[str, Mapping[str, Any]],
 
 def parse_seeds(text: str) -> list[int]:
     """Parse the comma-separated option --seeds. Raise ConfigError for a repeated or malformed seed."""
-    seeds = [seed.strip() for seed in text.split(",")]
-    if not all(seed.isdecimal() for seed in seeds) or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {text!r} is not a list of seeds. Give different whole numbers, such as 1,2,3.")
-    return [int(seed) for seed in seeds]
+    elements = [element.strip() for element in text.split(",")]
+    # Kubeflow passes numbers as doubles, which represent all numbers of 15 digits.
+    seeds = [int(element) for element in elements if re.fullmatch("[0-9]{1,15}", element)]
+    if len(set(seeds)) < len(elements):  # a malformed element has no seed, and 1 and 01 are the same seed
+        raise ConfigError(
+            f"--seeds {text!r:.200} is not a list of seeds. Give different whole numbers, such as 1,2,3, of at most 15 "
+            "digits."
+        )
+    return seeds
 
 
 def read_variants(path: Path) -> dict[str, dict[str, Any]]:
     """Read a YAML file of variants. Return a mapping from name to overrides, description and alias.
 
     Raises:
-        ConfigError: the file is missing, it has anchors, tags or repeated names, or a variant is not a mapping.
+        ConfigError: the file is missing, it has anchors, tags or repeated names, a variant is not a mapping, or one of
+            its special keys has a value of another type.
     """
     if not path.is_file():
         raise ConfigError(f"There is no file {path}. Give a YAML file of variants.")
     try:
-        text = user_files.read_text(path, run_file.MAX_SIZE)
-        variants = yaml.load(text, Loader=run_file.StrictLoader)  # noqa: S506 - StrictLoader is a SafeLoader
-    except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:  # RecursionError: deeply nested YAML
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+        variants = run_file.parse_yaml(user_files.read_text(path, run_file.MAX_SIZE))
+    except InputError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if not isinstance(variants, dict) or not variants:
         raise ConfigError(f"{path}: expected a mapping from names to variants.")
     for name, variant in variants.items():
@@ -117,6 +120,10 @@ def read_variants(path: Path) -> dict[str, dict[str, Any]]:
             raise ConfigError(f"{path} has a variant {name!r}. Use letters, digits and + - . : _ in names.")
         if not isinstance(variant, dict | None):  # None: a variant without overrides, which is the run itself
             raise ConfigError(f"Variant {name} of {path} is {variant!r}, not a mapping of overrides.")
+        for key, value_type in _SPECIAL_KEYS.items():
+            if variant and key in variant and not isinstance(variant[key], value_type):
+                expected = "a mapping" if value_type is dict else "text"
+                raise ConfigError(f"Variant {name} of {path} has {key} {variant[key]!r:.100}. Give {expected}.")
     return {name: variant or {} for name, variant in variants.items()}
 
 
@@ -136,7 +143,7 @@ def choose_variants(variants: dict[str, dict[str, Any]], only: Sequence[str], pa
     name_by_alias = {name: name for name in variants}
     for name, variant in variants.items():
         if "also" in variant:
-            name_by_alias[variant["also"]] = name
+            name_by_alias.setdefault(variant["also"], name)  # a variant's own name takes precedence
     chosen_names = set()
     for alias in only:
         if alias not in name_by_alias:

@@ -41,6 +41,12 @@ def test_variant_can_be_chosen_by_its_alias(demo):
     assert planned[-1]["trial"]["what"] == "MLM only"
 
 
+def test_alias_does_not_hide_the_variant_of_this_name():
+    variants = {"a": {"also": "b"}, "b": {"objectives": {"xlco": 0}}}
+
+    assert list(trials.choose_variants(variants, ["b"], VARIANTS)) == ["b"]
+
+
 @pytest.mark.item("A27")
 def test_each_ablation_of_the_paper_changes_settings_of_one_config(demo):
     planned = trials.plan_trials(demo, VARIANTS, (), (1,))
@@ -74,6 +80,8 @@ def test_forty_trials_fit_into_one_process_argument(demo):
         ("a: {objectives: {xlc: 0}}", (), "variant a: pretraining.objectives.xlc: unknown name; known are"),
         ("a: {contrast: 3}", (), "variant a: pretraining.contrast: Input should be"),
         ("a: {translation: {encoder: random}}", (), "variant a: the variant changes the section translation, but"),
+        ("a: {also: [b]}", ("b",), "has also ['b']. Give text."),
+        ("a: {translation: random}", (), "has translation 'random'. Give a mapping."),
         ("a: {}\nb: {what: the same}", (), "are the same with this config. Choose one"),
         ("a/b: {}", (), "variant 'a/b'. Use letters, digits and"),
         ("", (), "expected a mapping from names to variants"),
@@ -90,7 +98,7 @@ def test_invalid_variant_is_refused_in_one_line(demo, tmp_path, variants, only, 
     assert "variants.yaml" in line
 
 
-@pytest.mark.parametrize("seeds", ["1,1", "", "-1", "1.5"])
+@pytest.mark.parametrize("seeds", ["1,1", "1,01", "", "1,", "-1", "1.5", "9" * 16, "9" * 5_000])
 def test_seeds_that_are_repeated_or_no_whole_numbers_are_refused(seeds):
     with pytest.raises(ConfigError, match="Give different whole numbers, such as 1,2,3"):
         trials.parse_seeds(seeds)
