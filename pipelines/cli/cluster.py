@@ -233,8 +233,15 @@ def _prepare_run(
     """
     run = run_file.load(config, overrides)
     run.check_whole_run()
-    if pipeline.startswith("translation") and run.translation is None:
+    trains_translator = pipeline.startswith("translation")
+    if trains_translator and run.translation is None:
         raise ConfigError(f"{config} has no section translation. Add it, or choose another pipeline.")
+    if run.translation is not None and not trains_translator:
+        matching_pipeline = "translation" if pipeline == "infoxlm" else "translation-ablations"
+        raise ConfigError(
+            f"{config} has a section translation, but the pipeline {pipeline} trains no translator. Use `infoxlm "
+            f"submit` with --pipeline {matching_pipeline}, or remove the section."
+        )
     cluster_file.pool.split_workers(run.num_workers)  # raises ConfigError unless the workers fill whole pods
     settings = run.model_dump(mode="json", exclude_none=True)  # KFP has no None
     if pipeline.endswith("ablations"):

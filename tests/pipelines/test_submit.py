@@ -152,6 +152,19 @@ def test_translator_has_the_section_translation_as_a_parameter(config, submit_fi
     assert_refused(submit_file(config, "--no-wait", "--pipeline", "translation"), "has no section translation")
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "matching_pipeline"), [("infoxlm", "translation"), ("ablations", "translation-ablations")]
+)
+def test_pipeline_that_would_ignore_the_section_translation_is_refused(
+    kubeflow, submit_file, pipeline, matching_pipeline
+):
+    result = submit_file(CONFIGS / "translation.yaml", "--no-wait", "--pipeline", pipeline, *EIGHT_WORKERS)
+
+    assert_refused(result, f"the pipeline {pipeline} trains no translator. Use `infoxlm submit` with --pipeline")
+    assert f"--pipeline {matching_pipeline}, or remove" in result.stderr
+    assert not kubeflow.requests
+
+
 def test_sweep_of_translators_has_its_trials_as_parameters(submit_parameters):
     options = ["--pipeline", "translation-ablations", "--variants", CONFIGS / "initialisations.yaml", "--seeds", "1"]
 
