@@ -79,12 +79,12 @@ class KubernetesServer:
         metadata = {"name": name, "namespace": NAMESPACE, "labels": {"job-name": job}}
         metadata["creationTimestamp"] = f"2026-01-01T00:00:{created}Z"
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
+        pod["spec"] = {"nodeName": "n1", "containers": [{"name": "ray-job-submitter", "image": "i"}]}
         self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
 
     def put_step(self, name: str, workflow: str, uid: str) -> None:
         """Create the pod of a step, as Argo does for a workflow."""
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": workflow, "uid": uid}
-        self.logs[name] = []  # kmock ignores selectors, so lists of submitters contain this pod too
         metadata = {"name": name, "namespace": NAMESPACE, "ownerReferences": [owner | {"controller": True}]}
         metadata["creationTimestamp"] = "2025-01-01T00:00:00Z"
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
@@ -102,7 +102,6 @@ class KubernetesServer:
 
     def put_worker(self, name: str, reason: str, message: str) -> None:
         """Create a pod of a RayCluster whose container is waiting for a reason."""
-        self.logs[name] = []
         metadata = {"name": name, "namespace": NAMESPACE, "labels": {"ray.io/is-ray-node": "yes"}}
         metadata["creationTimestamp"] = "2025-01-01T00:00:00Z"
         waiting = {"name": "ray-worker", "state": {"waiting": {"reason": reason, "message": message}}}
@@ -124,15 +123,14 @@ class KubernetesServer:
 
         Args:
             name: name of the pod.
-            node_type: Ray's type of the node; if empty, the pod is that of a submitter.
+            node_type: Ray's type of the node.
             node: node on which the pod runs; if empty, the pod is pending.
             unschedulable: the scheduler's reason why the pod is pending.
             memory: memory limit of its container.
             killed: reason and exit code of the last termination of its container.
         """
-        self.logs[name] = []
         metadata = {"name": name, "namespace": NAMESPACE, "creationTimestamp": "2025-01-01T00:00:00Z"}
-        metadata["labels"] = {"ray.io/is-ray-node": "yes", "ray.io/node-type": node_type} if node_type else {}
+        metadata["labels"] = {"ray.io/is-ray-node": "yes", "ray.io/node-type": node_type}
         container = {"name": "c", "image": "i", "resources": {"limits": {"memory": memory}}}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
         pod["status"] = {"phase": "Running" if node else "Pending"}
@@ -223,7 +221,7 @@ async def _fail(request: web.BaseRequest, how: int | str) -> web.StreamResponse:
 
 
 class _Emulator(kmock.KubernetesEmulator):
-    """kmock's server, which first records the call and applies faults."""
+    """kmock's server, which first records the call and applies faults. Its lists honor a label selector NAME=VALUE."""
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         answer = await self.recorder.answer(request)
@@ -231,6 +229,15 @@ class _Emulator(kmock.KubernetesEmulator):
             await super().__call__(request)
             request.transport.close()
         return answer or await super().__call__(request)
+
+    async def _serve_list(self, request: kmock.Request) -> dict:
+        """Return the requested objects that have the selected label. kmock itself ignores selectors."""
+        answer = await super()._serve_list(request)
+        selector = request.params.get("labelSelector")
+        if selector:
+            label = tuple(selector.split("="))
+            answer["items"] = [body for body in answer["items"] if label in body["metadata"].get("labels", {}).items()]
+        return answer
 
 
 @contextmanager

@@ -135,12 +135,8 @@ class RayJobs:
 
     def list_submitters(self, name: str) -> list[Any]:
         """Return the submitter pods of a job, oldest first."""
-        with self._translate_errors("list", "pods"):
-            # KubeRay submits a RayJob through a Kubernetes Job of the same name, whose pods have this label.
-            pods = self._core.list_namespaced_pod(
-                self.namespace, label_selector=f"job-name={name}", _request_timeout=_TIMEOUT
-            )
-            return sorted(pods.items, key=lambda pod: pod.metadata.creation_timestamp)
+        # KubeRay submits a RayJob through a Kubernetes Job of the same name, whose pods have this label.
+        return sorted(self._list_labeled(f"job-name={name}"), key=lambda pod: pod.metadata.creation_timestamp)
 
     def read_log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
         """Yield the lines of a submitter's log as they arrive, since `since_seconds` ago or (None) since the start."""
@@ -160,14 +156,14 @@ class RayJobs:
     def list_pods(self, name: str) -> list[Any]:
         """Return a job's pods: submitters, and the RayCluster's head and workers."""
         digest = name.rpartition("-")[2]  # remains in every pod name, because operators shorten names from the left
+        ray_pods = [pod for pod in self._list_labeled("ray.io/is-ray-node=yes") if digest in pod.metadata.name]
+        return self.list_submitters(name) + ray_pods
+
+    def _list_labeled(self, label: str) -> list[Any]:
+        """Return the namespace's pods that have a label, given as NAME=VALUE."""
         with self._translate_errors("list", "pods"):
-            ray_pods = self._core.list_namespaced_pod(
-                self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
-            )
-            # No pod has both labels in Kubernetes. By name nevertheless, because the server of our tests ignores the
-            # selectors, and returns all pods to both requests.
-            pods = {pod.metadata.name: pod for pod in self.list_submitters(name) + ray_pods.items}
-            return [pod for pod_name, pod in pods.items() if digest in pod_name]
+            pods = self._core.list_namespaced_pod(self.namespace, label_selector=label, _request_timeout=_TIMEOUT)
+            return list(pods.items)
 
     def list_warnings(self, name: str) -> list[Any]:
         """Return the Warning events of a job and its pods, among at most 500 of the namespace."""
