@@ -186,9 +186,15 @@ class RemoteRun:
             Fenced: another process has taken the lease.
         """
         lease = self._held_lease()
-        # The lease is renewed just before the manifest completes the checkpoint. A worker that was cut off during the
-        # upload and has lost the lease therefore cannot complete its checkpoint.
-        artifact_files.upload(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
+        # Renew the lease first, because the upload replaces an existing checkpoint of the same step, which may be that
+        # of a successor. Renew it again just before the manifest completes the checkpoint, so that a worker that was
+        # cut off during the upload and has lost the lease cannot complete its checkpoint.
+        lease.renew()
+        try:
+            artifact_files.upload(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
+        except InputError:
+            lease.renew()  # raises Fenced if a successor has aborted the upload, to which S3 answers with a refusal
+            raise
         # From now on, a start without a valid checkpoint is an error instead of a start at step 0.
         self._store.put("saved.json", json.dumps({"step": directory.name}))
         # Not at the top, because `checkpoints` imports torch, which steps that only call `choose_run` do not need.

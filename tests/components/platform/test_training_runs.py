@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.adapters import lease
+from components.adapters.s3.store import S3Store
 from components.platform import artifacts, training_runs
 from components.platform.training_runs import RemoteRun
 from infoxlm_core import manifests
@@ -157,17 +158,35 @@ def test_bad_checkpoints_are_deleted_and_do_not_count_as_kept(remote, tmp_path):
 
 
 @pytest.mark.item("F13")
-def test_fenced_worker_neither_saves_nor_deletes_checkpoints(remote, tmp_path):
+@pytest.mark.parametrize("step", [2, 3])
+def test_fenced_worker_neither_saves_nor_deletes_checkpoints(remote, tmp_path, step):
     successor = RemoteRun(remote.url, "job")
     with remote.held(), successor.held():
         successor.send(make_checkpoint(tmp_path / "new", 2), keep=3)
 
         with pytest.raises(Fenced):
-            remote.send(make_checkpoint(tmp_path / "old", 3), keep=3)
+            remote.send(make_checkpoint(tmp_path / "old", step), keep=3)
         with pytest.raises(Fenced):
             remote.drop("step=0000000002")
 
         assert successor.names() == ["step=0000000002"]
+
+
+@pytest.mark.item("F13")
+def test_worker_whose_upload_a_successor_has_aborted_is_fenced(remote, tmp_path, monkeypatch):
+    successor = RemoteRun(remote.url, "job")
+
+    def upload(store: S3Store, path: Path, name: str, sha256: str) -> None:
+        """Upload a file in parts. Between two requests, the successor takes over and aborts all uploads."""
+        with store._open_client(name) as client:
+            target = {"Bucket": store.bucket, "Key": store._key(name)}
+            upload_id = client.create_multipart_upload(**target)["UploadId"]
+            with successor.held():
+                client.upload_part(**target, UploadId=upload_id, PartNumber=1, Body=path.read_bytes())
+
+    monkeypatch.setattr(S3Store, "upload", upload)
+    with remote.held(), pytest.raises(Fenced):
+        remote.send(make_checkpoint(tmp_path, 2), keep=3)
 
 
 def test_stop_request_is_noticed_and_can_be_deleted(remote):
