@@ -8,7 +8,7 @@ TARGET_MLFLOW_TRACKING_USERNAME, …_PASSWORD and …_TOKEN.
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +56,14 @@ class VersionCopy:
 def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVersion":
     """Copy a version to another registered model on the same server, and give the copy the alias `candidate`.
 
-    An existing copy with the same digest is reused. The version and its copy share their files.
+    An existing version with the same digest is reused. The version and its copy share their files.
     """
     digest = model_versions.read_digest(version)
     origin = model_versions.make_uri(version)
     with translate_errors(f"registered model {name}"):
         if not model_versions.find_by_digest(client, name, digest):
-            client.copy_model_version(origin, name)
+            tags = _make_tags(version.tags, origin)
+            model_versions.create_version(client, name, origin, version.run_id, tags, version.model_id)
         return _make_candidate(client, name, digest, origin)
 
 
@@ -76,7 +77,7 @@ def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
 def register(client: "MlflowClient", version_copy: VersionCopy, files: Path) -> "ModelVersion":
     """Register a copy on this process's server, and give the copy the alias `candidate`.
 
-    An existing copy with the same digest is reused.
+    An existing version with the same digest is reused.
 
     Args:
         client: registry client.
@@ -95,8 +96,8 @@ def register(client: "MlflowClient", version_copy: VersionCopy, files: Path) -> 
         if not model_versions.find_by_digest(client, name, version_copy.digest):
             logged_model = model_versions.open_upload(client, run_id)
             source = model_versions.upload(client, run_id, logged_model, files)
-            copied_tags = {key: value for key, value in version_copy.tags.items() if key not in _ROLE_TAGS}
-            model_versions.create_version(client, name, source, run_id, copied_tags)
+            tags = _make_tags(version_copy.tags, version_copy.origin)
+            model_versions.create_version(client, name, source, run_id, tags, logged_model.model_id)
         version = _make_candidate(client, name, version_copy.digest, version_copy.origin)
         # `checked_download` verifies the signature and the registered digest.
         with model_versions.checked_download(client, version) as received_files:
@@ -130,17 +131,15 @@ def _compare_files(sent_files: Path, received_files: Path, version: str) -> None
             raise DataCorrupt(f"{name} of {version} differs on the target server: delete that version, then copy again")
 
 
-def _make_candidate(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
-    """Find the copy with this digest, tag it with its origin, and give it the alias `candidate`. Return the copy.
+def _make_tags(original_tags: Mapping[str, str], origin: str) -> dict[str, str]:
+    """Return the tags of a copy: those of the original except its role, and the original's name."""
+    tags = {key: value for key, value in original_tags.items() if key not in _ROLE_TAGS}
+    return {**tags, ORIGIN: origin}
 
-    Duplicate copies are deleted. The alias is set last, so that a candidate always has its tags.
-    """
+
+def _make_candidate(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
+    """Give the copy with this digest the alias `candidate`, and return the copy. Duplicate copies are deleted."""
     version = model_versions.keep_oldest(client, name, digest)
-    if ORIGIN not in version.tags:
-        # `copy_model_version` copies all tags, including those that describe the original's role.
-        for tag in version.tags.keys() & set(_ROLE_TAGS):
-            client.delete_model_version_tag(name, version.version, tag)
-        client.set_model_version_tag(name, version.version, ORIGIN, origin)
     client.set_registered_model_alias(name, CANDIDATE, version.version)
     logger.info("copied %s to %s version %s", origin, name, version.version)
-    return client.get_model_version(name, version.version)  # with the new tags
+    return version

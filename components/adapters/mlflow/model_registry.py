@@ -85,7 +85,8 @@ def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) ->
             source = log_model(encoder.run_id, encoder.directory, encoder.evaluation)
             score_tags = {metric: repr(float(score)) for metric, score in encoder.metrics.items()}
             tags = {**encoder.tags, **score_tags, "digest": encoder.digest}
-            model_versions.create_version(client, name, source, encoder.run_id, tags)
+            model_id = source.removeprefix("models:/")
+            model_versions.create_version(client, name, source, encoder.run_id, tags, model_id)
         version = model_versions.keep_oldest(client, name, encoder.digest)
         is_finished = GATE in version.tags  # the tag is set last
         if is_finished and promotion.was_refused_by_other_gate(version, gate):

@@ -137,22 +137,25 @@ def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
     return source_artifacts
 
 
-def create_version(client: "MlflowClient", name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:
+def create_version(
+    client: "MlflowClient", name: str, source: str, run_id: str | None, tags: Mapping[str, str], model_id: str | None
+) -> None:
     """Create a version. First create the registered model if it does not exist.
 
     Args:
         client: registry client.
         name: name of the registered model.
-        source: URI models:/m-… of the logged model, from `upload`.
-        run_id: id of the MLflow run that trained the model.
+        source: URI of the files: models:/m-… of a logged model, or models:/NAME/VERSION of another version.
+        run_id: id of the MLflow run that trained the model, or None if it is unknown.
         tags: tags of the version, including `digest`.
+        model_id: id of the logged model, m-…, or None if it is unknown.
     """
     from mlflow.exceptions import MlflowException
 
     with ignore_error("RESOURCE_ALREADY_EXISTS"):
         client.create_registered_model(name)
     try:
-        client.create_model_version(name, source, run_id, tags=dict(tags), model_id=source.removeprefix("models:/"))
+        client.create_model_version(name, source, run_id, tags=dict(tags), model_id=model_id)
     except MlflowException:  # the version may exist: perhaps only the answer was lost
         if not find_by_digest(client, name, tags["digest"]):
             raise

@@ -315,6 +315,30 @@ def test_copy_within_a_server_is_created_once_and_compared_with_its_champion(equ
             promotion.promote_model("models:/tiny/2", GATE, store, target=target)
 
 
+def test_copy_has_neither_the_role_nor_the_origin_of_its_original(better, store):
+    promotion.promote_model("models:/tiny/1", GATE, store, target="staging")
+    promotion.promote_model("models:/tiny/2", GATE, store, target="staging")
+
+    promotion.promote_model("models:/staging/2", GATE, store, target="production")
+
+    tags = better.get_model_version("production", "1").tags
+    assert tags["copied_from"] == "models:/staging/2"
+    assert "previous_champion" not in tags
+    with pytest.raises(InputError, match="production version 1 did not replace another version"):
+        promotion.roll_back(better, "production", "reason")
+
+
+def test_copy_to_a_model_that_has_the_version_changes_only_its_alias(better, store, tiny_encoders):
+    promotion.promote_model("models:/tiny/2", GATE, store)
+    register(store, tiny_encoders["second"], "sha256:2", 0.6, name="second")
+
+    promoted = promotion.promote_model("models:/second/1", GATE, store, target="tiny")
+
+    assert promoted.version == 2
+    assert "copied_from" not in better.get_model_version("tiny", "2").tags
+    assert promotion.roll_back(better, "tiny", "reason") == 1
+
+
 def read_files(client: "MlflowClient", name: str, version: int) -> dict[Path, bytes]:
     """Return the content of all files of a version, by path."""
     with model_versions.checked_download(client, client.get_model_version(name, str(version))) as folder:
