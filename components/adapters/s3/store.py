@@ -3,9 +3,9 @@
 Address, credentials and region come from the usual environment variables: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …
 """
 
-import contextlib
 import functools
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -42,31 +42,52 @@ class S3Store:
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
         """Return the content and ETag of a small file, or None if the file does not exist."""
+        attempts = 1 if quick else _READ_ATTEMPTS
         with self._open_client(name, quick) as client, _ignore_statuses(_MISSING):
-            response = client.get_object(Bucket=self.bucket, Key=self._key(name))
-            size = response["ContentLength"]
-            max_size = user_files.MAX_JSON
-            if size > max_size:  # another program's file at this address must not fill the memory
-                raise InputError(f"{self.uri}/{name} has {size:,} bytes, but at most {max_size:,} are read: remove it")
-            return response["Body"].read(), response["ETag"]
+            return self._read_object(client, {"Key": self._key(name)}, attempts, max_size=user_files.MAX_JSON)
         return None  # reached if S3 answers that the file is missing
 
     def read(self, name: str = "", start: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes of a file from the offset `start`, or all following bytes if `length` is None."""
-        from botocore.exceptions import BotoCoreError
-
         if length == 0:  # HTTP has no range of zero bytes
             return b""
-        request = {"Bucket": self.bucket, "Key": self._key(name)}
+        request = {"Key": self._key(name)}
         if start > 0 or length is not None:  # S3 refuses a range of an empty file
             last_byte = "" if length is None else start + length - 1
             request["Range"] = f"bytes={start}-{last_byte}"
         with self._open_client(name) as client:
-            # botocore retries a failed request, but not a response body that breaks off. The last attempt may raise.
-            for _ in range(_READ_ATTEMPTS - 1):
-                with contextlib.suppress(BotoCoreError):
-                    return client.get_object(**request)["Body"].read()
-            return client.get_object(**request)["Body"].read()
+            content, _ = self._read_object(client, request, _READ_ATTEMPTS)
+            return content
+
+    def _read_object(
+        self, client: Any, request: dict[str, str], attempts: int, max_size: float = math.inf
+    ) -> tuple[bytes, str]:
+        """Return the content and ETag of an object.
+
+        Args:
+            client: S3 client.
+            request: arguments of `get_object`, except the bucket.
+            attempts: number of attempts if a response breaks off, because botocore retries only failed requests.
+            max_size: largest size in bytes. Another program's file at this address must not fill the memory.
+
+        Raises:
+            InputError: the object is larger than `max_size`.
+        """
+        from botocore.exceptions import BotoCoreError
+
+        attempt = 1
+        while True:
+            response = client.get_object(Bucket=self.bucket, **request)
+            size = response["ContentLength"]
+            if size > max_size:
+                uri = f"s3://{self.bucket}/{request['Key']}"
+                raise InputError(f"{uri} has {size:,} bytes, but at most {max_size:,} are read: remove it")
+            try:
+                return response["Body"].read(), response["ETag"]
+            except BotoCoreError:
+                if attempt == attempts:
+                    raise
+            attempt += 1
 
     def put(self, name: str, content: str | bytes) -> None:
         """Write a small file, or replace it if it exists."""
