@@ -24,6 +24,9 @@ QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
 _READ_ATTEMPTS = 3
 _DELETION_BATCH = 1000  # largest number of objects that S3 deletes in one request
 _MISSING = 404  # HTTP status for a missing object
+_TEMPORARY_STATUSES = (408, 429)  # timeout, too many requests; like every status from 500
+_TEMPORARY_CODES = ("InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown")
+"""S3's codes for errors that may not occur again. S3 sends some of them with a status below 500."""
 
 
 class S3Store:
@@ -125,13 +128,19 @@ class S3Store:
                 self._check_deletion(response)
 
     def _check_deletion(self, response: dict[str, Any]) -> None:
-        """Raise InputError if S3 has not deleted all objects. S3 answers with status 200 even then."""
+        """Raise an error if S3 has not deleted all objects. S3 answers with status 200 even then."""
         errors = response.get("Errors")
-        if errors:
-            first_error = errors[0]
-            example = f"{first_error.get('Key')} ({first_error.get('Code')} {first_error.get('Message', '')})"
-            message = f"S3 refuses to delete {len(errors)} files, such as {example}: check your rights"
-            raise InputError(f"{self.uri}: {message}")
+        if not errors:
+            return
+        first_error = errors[0]
+        code = first_error.get("Code")
+        example = f"{first_error.get('Key')} ({code} {first_error.get('Message', '')})"
+        if code in _TEMPORARY_CODES:
+            raise StorageUnavailable(
+                f"{self.uri}: S3 fails to delete {len(errors)} files, such as {example}: run again"
+            )
+        message = f"S3 refuses to delete {len(errors)} files, such as {example}: check your rights"
+        raise InputError(f"{self.uri}: {message}")
 
     def entries(self, deep: bool = True) -> list[Entry]:
         """Return all files below the URI, or with `deep=False` only the files directly below it."""
@@ -267,7 +276,9 @@ def _to_infoxlm_error(error: Exception, uri: str) -> InfoXLMError:
     if not isinstance(answer, exceptions.ClientError):
         return StorageUnavailable(f"{uri}: S3 does not answer ({one_line(error)}): run again")
     status = _read_status(answer)
-    if status < 500:
+    code = answer.response.get("Error", {}).get("Code")
+    is_temporary = status >= 500 or status in _TEMPORARY_STATUSES or code in _TEMPORARY_CODES
+    if not is_temporary:
         return InputError(f"{uri}: S3 refuses ({one_line(answer)}): check the name and your rights")
     return StorageUnavailable(f"{uri}: S3 fails with status {status} ({one_line(answer)}): run again")
 

@@ -250,17 +250,27 @@ def test_server_that_is_not_s3_is_refused(credentials, monkeypatch):
 
 
 class FailingS3(Handler):
-    """An S3 server that cannot reach its disks."""
+    """An S3 server that fails with `status` and `code`."""
+
+    status = 500
+    code = b"InternalError"
 
     def do_GET(self) -> None:
-        self.reply(500, b"<Error><Code>InternalError</Code><Message>no volume is writable</Message></Error>")
+        self.reply(self.status, b"<Error><Code>%s</Code><Message>no volume is writable</Message></Error>" % self.code)
 
     do_PUT = do_GET
 
 
-def test_failing_and_silent_servers_have_different_errors(credentials, monkeypatch, tmp_path):
+@pytest.fixture
+def one_attempt(monkeypatch):
+    """Let boto3's client fail at once."""
     monkeypatch.setitem(s3.LIMITS, "attempts", 1)
     s3._get_client.cache_clear()
+    yield
+    s3._get_client.cache_clear()
+
+
+def test_failing_and_silent_servers_have_different_errors(credentials, one_attempt, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("x")
     failure = r"S3 fails with status 500 \(.*InternalError.*no volume is writable\): run again"
 
@@ -271,23 +281,39 @@ def test_failing_and_silent_servers_have_different_errors(credentials, monkeypat
             store.upload(tmp_path / "file", "a", "0" * 64)
     with pytest.raises(StorageUnavailable, match=r"S3 does not answer \(.*Connection refused"):
         store.get("a")
-    s3._get_client.cache_clear()
 
 
-class ReadOnlyS3(Handler):
-    """An S3 server that refuses to delete one of many objects, with the status 200 of such requests."""
+@pytest.mark.item("F07")
+@pytest.mark.parametrize(("status", "code"), [(400, b"RequestTimeout"), (429, b"TooManyRequests")])
+def test_temporary_failure_with_the_status_of_a_refusal_can_be_repeated(
+    credentials, one_attempt, monkeypatch, status, code
+):
+    server = type("Server", (FailingS3,), {"status": status, "code": code})
+    with store_on(server, monkeypatch) as store, pytest.raises(StorageUnavailable, match=f"{status} .*: run again"):
+        store.put("a", "content")
+
+
+class UndeletingS3(Handler):
+    """An S3 server that does not delete one of many objects, with the status 200 of such requests."""
+
+    code = b"AccessDenied"
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        error = b"<Error><Key>prefix/b</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+        error = b"<Error><Key>prefix/b</Key><Code>%s</Code><Message>no</Message></Error>" % self.code
         self.reply(200, b"<DeleteResult>" + error + b"</DeleteResult>")
 
 
-def test_first_file_that_s3_refuses_to_delete_is_named(credentials, monkeypatch):
-    with (
-        store_on(ReadOnlyS3, monkeypatch) as store,
-        pytest.raises(InputError, match=r"refuses to delete 1 files, such as prefix/b \(AccessDenied no\)"),
-    ):
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (b"AccessDenied", InputError, r"refuses to delete 1 files, such as prefix/b \(AccessDenied no\): check your"),
+        (b"SlowDown", StorageUnavailable, r"fails to delete 1 files, such as prefix/b \(SlowDown no\): run again"),
+    ],
+)
+def test_first_file_that_s3_does_not_delete_is_named(credentials, monkeypatch, code, error, message):
+    server = type("Server", (UndeletingS3,), {"code": code})
+    with store_on(server, monkeypatch) as store, pytest.raises(error, match=message):
         store.delete("a", "b")
 
 
