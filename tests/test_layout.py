@@ -27,7 +27,6 @@ ELSEWHERE = {
     "infoxlm_core/tasks/export_measurements.py": "infoxlm_core/stages/test_export.py",
     "infoxlm_core/systems/system.py": "infoxlm_core/systems/test_text_system.py",
     "infoxlm_core/training/finetuning/task_learner.py": "infoxlm_core/stages/test_finetuning.py",
-    "components/adapters/directory.py": "components/adapters/test_storage.py",
     "components/adapters/mlflow/copies.py": "components/adapters/mlflow/test_promotion.py",
     "components/adapters/mlflow/user.py": "k8s/test_mlflow.py",
     "components/adapters/s3/store.py": "components/adapters/test_storage.py",

@@ -1,5 +1,6 @@
 """A local or shared directory as a storage."""
 
+import contextlib
 import os
 import shutil
 from dataclasses import replace
@@ -25,9 +26,10 @@ class Directory:
         path = self._path(name)
         if not path.is_file():
             return None
-        with path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # another process may delete the file
             # Even if another process replaces the file now, this is the version of the content that is read.
             return file.read(), _version(os.fstat(file.fileno()))
+        return None
 
     def read(self, name: str = "", start: int = 0, length: int | None = None) -> bytes:
         with self._path(name).open("rb") as file:
@@ -56,11 +58,17 @@ class Directory:
             self._path(name).unlink(missing_ok=True)
 
     def entries(self, deep: bool = True) -> list[Entry]:
+        paths: list[Path] = []
+        for directory, _, names in os.walk(self.directory):  # unlike `rglob`, it skips a directory that disappears
+            paths += [Path(directory, name) for name in names]
+            if not deep:
+                break
         entries = []
-        for path in sorted(self.directory.rglob("*") if deep else self.directory.glob("*")):
+        for path in sorted(paths):
             is_temporary = path.name.startswith(".") and path.suffix in (".lock", ".tmp")  # a write is in progress
             if path.is_file() and not is_temporary:
-                entries.append(self._entry(str(path.relative_to(self.directory))))
+                with contextlib.suppress(FileNotFoundError):  # another process may delete the file at any time
+                    entries.append(self._entry(str(path.relative_to(self.directory))))
         return entries
 
     def directories(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Every storage keeps the promises of the `Store` protocol: a directory, and S3 on a real server that also fails."""
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from components.adapters import storage
+from components.adapters.directory import Directory
 from components.adapters.s3 import store as s3
+from components.adapters.storage import Entry
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.servers.processes import answering
@@ -64,6 +67,21 @@ def test_files_are_written_read_listed_and_deleted(uri):
     store.delete("a/b", "c", "missing")
     store.delete("c")
     assert store.entries() == []
+
+
+def test_files_that_another_process_deletes_are_not_listed(tmp_path, monkeypatch):
+    store = storage.open(tmp_path)
+    for name in ("checkpoint/state", "checkpoint/meta.json", "corpus"):
+        store.put(name, "content")
+    read_entry = Directory._entry
+
+    def delete_checkpoint_first(store: Directory, name: str) -> Entry:
+        shutil.rmtree(tmp_path / "checkpoint", ignore_errors=True)
+        return read_entry(store, name)
+
+    monkeypatch.setattr(Directory, "_entry", delete_checkpoint_first)
+
+    assert [entry.name for entry in store.entries()] == ["corpus"]
 
 
 def test_file_is_replaced_only_if_its_version_is_known(uri):
