@@ -166,7 +166,9 @@ def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: En
     config = _adapt_cluster(ClusterConfig.parse(cluster, "cluster"), spec)
     if not storage.is_remote(spec.store):
         raise ConfigError(f"store: workers of a cluster cannot share {spec.store}: give s3://bucket/prefix")
-    name = manifest.make_job_name(spec.stage, spec.store, spec.run or f"{spec.kind}/{spec.name}")
+    # Not after `spec.run`, because a run that is resumed with other settings (`checkpoints.resume`) builds another
+    # artifact. A job with the earlier settings may still be running.
+    name = manifest.make_job_name(spec.stage, spec.store, f"{spec.kind}-{spec.name}")
     job_spec = replace(spec, pipeline_run=runtime.read_run_id(), job=name, min_workers=config.min_workers)
     # The job's head pod shares neither memory nor disk with this pod, so it reads the spec from the store.
     artifacts.write(spec.store, f"work/{name}.json", json.dumps(asdict(job_spec), indent=1, sort_keys=True))

@@ -48,7 +48,7 @@ def make_job_name(stem: str, store: str, key: str) -> str:
     Args:
         stem: readable part of the name.
         store: URI of the artifact's store.
-        key: name of the artifact or of its training run.
+        key: kind and name of the artifact.
     """
     digest = hashlib.sha256(f"{store}/{key}".encode()).hexdigest()[:10]
     # The prefix is there because a label must begin with a letter.

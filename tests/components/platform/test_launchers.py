@@ -68,6 +68,21 @@ def test_only_a_pretraining_may_continue_with_fewer_workers(spec, bucket, tmp_pa
     assert json.loads(storage.open(location).get()[0])["min_workers"] == min_workers
 
 
+def test_run_that_is_resumed_with_other_settings_does_not_follow_the_job_with_the_earlier_ones(
+    spec, bucket, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
+    names = []
+    monkeypatch.setattr(job, "run", lambda name, *_, **__: names.append(name))
+
+    cluster = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}"}
+    for artifact in ("abc", "abc", "def"):  # all three continue the run pretrained-abc
+        launchers.run_as_rayjob(replace(spec, store="s3://models/store", name=artifact), cluster, ())
+
+    first, repeated, resumed = names
+    assert first == repeated != resumed
+
+
 def test_step_without_gpus_and_cluster_does_not_train(spec, monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
 
