@@ -23,6 +23,8 @@ from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 VARIABLE = "INFOXLM_TRACKER"
+LOCK = ("tracker", "runs")
+"""Arguments of `artifacts.exclusive` for the lock of all processes that open a run."""
 
 
 class TrialRun(Protocol):
@@ -212,7 +214,11 @@ def open_run(store: str, trial: Mapping[str, Any] | None = None, tracker_name: s
     key = runtime.read_run_id()
     name = os.environ.get("RUN_NAME", key)  # on Kubeflow, a run has only an id
     parsed_trial = Trial.parse(trial) if trial else None
-    return get_tracker(tracker_name).open_run(key, name, store, artifacts.local_directory(store), parsed_trial)
+    tracker = get_tracker(tracker_name)
+    # Two steps may start at the same time. Without the lock, each could open its own run, because MLflow does not
+    # refuse a second run with the same tag.
+    with artifacts.exclusive(store, *LOCK):
+        return tracker.open_run(key, name, store, artifacts.local_directory(store), parsed_trial)
 
 
 def end_unfinished(store: str, final: FinalStatus) -> None:

@@ -86,17 +86,20 @@ def find_outermost_run(client: "MlflowClient", run_id: str) -> str:
 
 
 def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
-    """Return the id of an experiment's oldest run with the same `RUN_TAG`. Create a run if none exists."""
+    """Return the id of an experiment's oldest run with the same `RUN_TAG`. Create a run if none exists.
+
+    The caller must hold a lock, because two processes that create a run at the same time may each see only their own.
+    """
     experiment_id = _find_or_create_experiment(client, experiment)
     existing_id = _find_oldest_run(client, experiment_id, tags[RUN_TAG])
     if existing_id:
         return existing_id
     created_id = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
-    # MLflow does not refuse a second run with the same tag, so search again.
+    # MLflow's client repeats a request whose answer was lost, and MLflow then creates a second run.
     oldest_id = _find_oldest_run(client, experiment_id, tags[RUN_TAG])
     if not oldest_id:
         raise StorageUnavailable("MLflow does not list the run that was just created: check the server, then run again")
-    if oldest_id != created_id:  # another stage has created a run at the same time
+    if oldest_id != created_id:
         client.delete_run(created_id)
     return oldest_id
 

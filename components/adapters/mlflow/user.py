@@ -81,8 +81,9 @@ def grant_access(server: str, user: str, experiment: str, model: str, access: st
         _grant(server, user, "experiment", experiment_id, experiment_permission)
         _grant(server, user, "registered_model", model, model_permission)
         if experiment_permission == "EDIT" and experiment_id == "*":
-            # Two stages may create a pipeline run's MLflow run at the same time. One of them then deletes its own run,
-            # for which MLflow demands MANAGE. This covers all runs, so a user of one experiment does not get it.
+            # If the answer to a request is lost, MLflow's client creates a pipeline run's MLflow run twice. The stage
+            # deletes one of them, for which MLflow demands MANAGE. This covers all runs, so a user of one experiment
+            # does not get it.
             _grant(server, user, "run", "*", "MANAGE")
 
 

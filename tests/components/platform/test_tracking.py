@@ -1,6 +1,9 @@
 """Stages report to the tracker that the environment names."""
 
 import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 from kfp import dsl
@@ -9,6 +12,11 @@ from components.adapters.mlflow import connection
 from components.platform import builds, tracking
 from components.prepare_corpus import prepare_corpus
 from infoxlm_core.errors import ConfigError
+from tests.servers.processes import until
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 
 def test_new_tracker_needs_only_a_line_in_the_table(recorder, tmp_path, monkeypatch):
@@ -39,6 +47,33 @@ def test_registry_has_a_run_in_mlflow_whatever_the_environment_names(store, monk
 
     assert connection.connect(store).get_run(run.id).info.status == "RUNNING"
     assert "MLflow" in run.describe()
+
+
+@pytest.mark.item("P11")
+def test_steps_that_start_at_the_same_time_share_a_run(store, monkeypatch, caplog):
+    """The first step creates its run while the second one opens a run, with an earlier start time."""
+    from mlflow import MlflowClient
+
+    caplog.set_level("INFO")
+    connection.connect(store)
+    create_run = MlflowClient.create_run
+    second_step: list[Future[str]] = []
+
+    def open_run() -> str:
+        return tracking.open_run(str(store)).id
+
+    def create_run_slowly(client: "MlflowClient", *arguments: str, **options: str) -> "Run":
+        if second_step:  # this is the call of the second step
+            return create_run(client, *arguments, **options)
+        start_time = int(time.time() * 1000)
+        time.sleep(0.01)
+        second_step.append(threads.submit(open_run))
+        until(lambda: second_step[0].done() or "waiting for the process that holds the lock" in caplog.text)
+        return create_run(client, *arguments, **options, start_time=start_time)
+
+    monkeypatch.setattr(MlflowClient, "create_run", create_run_slowly)
+    with ThreadPoolExecutor(1) as threads:
+        assert open_run() == second_step[0].result()
 
 
 def test_unknown_tracker_is_refused(monkeypatch):
