@@ -62,8 +62,7 @@ def register(
             registered = model_registry.register(registration_config.name, candidate, registration_config.gates)
         step.report(registration=registration_config)
         artifacts.log_metrics({"version": registered.version, "champion": int(registered.champion)}, metrics)
-        aliases = " and ".join(registered.aliases)
-        decision = f"models:/{registration_config.name}/{registered.version} is {aliases}: {registered.reason}"
+        decision = f"models:/{registration_config.name}/{registered.version} is {registered.role}: {registered.reason}"
         logging.info(decision)
         step.summarise(
             *describe_headlines(metric_values),

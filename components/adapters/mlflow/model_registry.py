@@ -59,6 +59,11 @@ class Registration:
     reason: str
     """The gate's verdict in words."""
 
+    @property
+    def role(self) -> str:
+        """Aliases in words. A version that was registered before may have lost its aliases to a newer version."""
+        return " and ".join(self.aliases) or "no longer candidate or champion"
+
 
 def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) -> Registration:
     """Register an encoder as a version of the model `name`, and apply the promotion gate to the version.

@@ -56,7 +56,12 @@ def test_champion_is_the_first_model_and_then_only_a_significantly_better_one(st
     better = register(store, tiny_encoders["second"], "sha256:3", 0.6)
     assert better.version == 3
     assert better.aliases == ("candidate", "champion")
+    assert better.role == "candidate and champion"
     assert read_champion(store) == 3
+
+    replaced = register(store, tiny_encoders["first"], "sha256:1", 0.5)
+    assert replaced == Registration(1, (), False, first.reason)
+    assert replaced.role == "no longer candidate or champion"
 
 
 @pytest.mark.item("F12")
