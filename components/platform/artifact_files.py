@@ -9,14 +9,13 @@ verify    hashes the files if a file was touched since the last verification
 import contextlib
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from components.adapters import storage
 from components.adapters.storage import Store
-from infoxlm_core import manifests, user_files
+from infoxlm_core import locks, manifests, user_files
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -112,8 +111,8 @@ def download(uri: str, directory: Path) -> None:
     store = storage.open(uri)
     manifests.make_directory(directory.parent)
     # Renaming a directory is atomic only within a file system, so download beside the final directory.
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as scratch:
-        partial = Path(scratch) / "artifact"
+    with locks.scratch_directory(directory.parent) as scratch:
+        partial = scratch / "artifact"
         local_paths = _choose_local_paths(remote_manifest, partial, uri)
         for stored_file in store.entries():
             path = local_paths.get(stored_file.name)

@@ -23,8 +23,6 @@ import contextlib
 import json
 import logging
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,23 +179,16 @@ def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any]
     if path.exists():
         raise InputError(f"{path} exists but has no {manifests.NAME}: remove it")
     manifests.make_directory(path.parent)
-    _remove_abandoned_builds(path.parent)
-    scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
-    lock_path = Path(f"{scratch}.lock")
-    try:
-        with locks.acquire(lock_path):  # `_remove_abandoned_builds` skips a locked directory
-            output = scratch / "artifact"  # other users cannot read a directory that `mkdtemp` created
-            output.mkdir()
-            facts = build(output)
-            manifests.write(output, kind, facts)
-            # Compute the state before the move, because another process may have finished the same artifact first.
-            # `path` then keeps that process's files, which this process has not hashed.
-            state = artifact_files.compute_state(output)
-            manifests.move_into_place(output, path, marker=manifests.NAME)
-            artifact_files.record_verified(path, state)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        lock_path.unlink(missing_ok=True)
+    with locks.scratch_directory(path.parent) as scratch:
+        output = scratch / "artifact"
+        output.mkdir()
+        facts = build(output)
+        manifests.write(output, kind, facts)
+        # Compute the state before the move, because another process may have finished the same artifact first. `path`
+        # then keeps that process's files, which this process has not hashed.
+        state = artifact_files.compute_state(output)
+        manifests.move_into_place(output, path, marker=manifests.NAME)
+        artifact_files.record_verified(path, state)
 
 
 @contextlib.contextmanager
@@ -223,15 +214,6 @@ def _hold_lock(path: Path) -> Iterator[None]:
         lock = locks.acquire(path)
     with lock:
         yield
-
-
-def _remove_abandoned_builds(directory: Path) -> None:
-    """Remove the temporary directories of processes that died during a build."""
-    for lock_path in directory.glob(".making-*.lock"):
-        # Timeout: the build is still running. OSError: the directory belongs to another user.
-        with contextlib.suppress(locks.Timeout, OSError), locks.acquire(lock_path, timeout=0):
-            shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
-            lock_path.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- KFP artifacts

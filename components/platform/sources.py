@@ -13,7 +13,6 @@ Data files keep their names, because a name such as `tatoeba.deu-eng.deu` descri
 import fnmatch
 import itertools
 import logging
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -429,8 +428,8 @@ def _download_listing(listing: Listing, copy: Path, subdirectory: str) -> None:
     """
     source = listing.uri
     store = storage.open(source)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
-        partial = Path(scratch) / "copy"
+    with locks.scratch_directory(copy.parent) as scratch:
+        partial = scratch / "copy"
         directory = manifests.join_inside(partial, subdirectory, source) if subdirectory else partial
         # `join_inside` checks each path. Check all paths before writing the first file.
         paths = {name: manifests.join_inside(directory, name, source) for name in listing.files}
@@ -441,7 +440,7 @@ def _download_listing(listing: Listing, copy: Path, subdirectory: str) -> None:
         _compare_with_manifest(directory, paths, source)
         if copy.is_dir():
             logger.warning("%s was changed after it was downloaded: downloading it again", copy)
-            copy.rename(Path(scratch) / "changed")  # deleted with the temporary directory
+            copy.rename(scratch / "changed")  # deleted with the temporary directory
         # Record the state first, because a copy without a recorded state counts as changed.
         artifact_files.record_verified(copy, artifact_files.compute_state(partial))
         manifests.move_into_place(partial, copy)

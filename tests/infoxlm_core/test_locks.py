@@ -2,6 +2,9 @@
 
 import errno
 import fcntl
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +28,28 @@ def test_file_system_without_locks_is_refused(tmp_path, monkeypatch):
 
     with pytest.raises(InputError, match=r"lock: this file system cannot lock files \(flock\): use a local directory"):
         locks.acquire(tmp_path / "lock", timeout=0)
+
+
+@pytest.mark.item("F14")
+def test_scratch_directory_of_a_killed_process_is_removed_and_that_of_a_running_one_stays(tmp_path):
+    script = """
+import pathlib, sys, time
+from infoxlm_core import locks
+with locks.scratch_directory(pathlib.Path(sys.argv[1])) as directory:
+    (directory / "part").touch()
+    print(directory, flush=True)
+    time.sleep(600)
+"""
+    killed = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    left_directory = Path(killed.stdout.readline().strip())
+    killed.kill()
+    killed.wait()
+    assert (left_directory / "part").exists()
+
+    with locks.scratch_directory(tmp_path) as first, locks.scratch_directory(tmp_path) as second:
+        assert first != second
+        assert first.is_dir()
+        assert second.is_dir()
+        assert not left_directory.exists()
+
+    assert not list(tmp_path.iterdir())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from components.adapters.mlflow import connection, model_versions, promotion, signing
 from components.adapters.mlflow.errors import translate_errors
 from components.adapters.mlflow.model_versions import CANDIDATE, CHAMPION, GATE
-from infoxlm_core import manifests
+from infoxlm_core import locks, manifests
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import directories
 from infoxlm_core.results import evidence
@@ -248,11 +248,11 @@ def copy_to_store(source: str, store: Path) -> Path:
     short_digest = digest.removeprefix("sha256:")[:16]
     target = store.resolve() / "models" / f"registry-{short_digest}"
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
+    with locks.scratch_directory(target.parent) as scratch:
         if target.is_dir() and manifests.digest_files(target) != digest:
-            target.rename(Path(scratch) / "damaged")  # unlike a deletion, this takes effect at once
+            target.rename(scratch / "damaged")  # unlike a deletion, this takes effect at once
         if not target.is_dir():
-            temporary_copy = Path(scratch) / "copy"
+            temporary_copy = scratch / "copy"
             shutil.copytree(model, temporary_copy)
             manifests.move_into_place(temporary_copy, target)  # other processes never see a partial copy
     return target

@@ -7,9 +7,9 @@ import logging
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from infoxlm_core import locks
 from infoxlm_core.errors import InputError, StorageUnavailable
 from infoxlm_core.manifests import file_sha256
 
@@ -60,9 +60,9 @@ def _fetch_wheel(requirement: str, cache: Path) -> Path:
         has_version = version_and_tags.lower().startswith(f"{version.lower()}-")
         if has_name and has_version:
             return wheel
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as directory:
-        _download_with_pip(requirement, Path(directory))
-        (wheel,) = Path(directory).glob("*.whl")  # one, because pip does not download dependencies
+    with locks.scratch_directory(cache) as directory:
+        _download_with_pip(requirement, directory)
+        (wheel,) = directory.glob("*.whl")  # one, because pip does not download dependencies
         cached_wheel = wheel.replace(cache / wheel.name)  # atomic: the cache never has a partial wheel
     logger.info("fetched %s (%.1f MB) to %s", cached_wheel.name, cached_wheel.stat().st_size / 1e6, cache)
     return cached_wheel

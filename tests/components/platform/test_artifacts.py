@@ -55,21 +55,6 @@ def test_failed_build_leaves_no_files(tmp_path):
 
 
 @pytest.mark.item("F14")
-def test_folder_of_a_dead_build_is_removed_and_that_of_a_running_one_stays(tmp_path):
-    (tmp_path / "corpus" / ".making-xyz").mkdir(parents=True)
-    (tmp_path / "corpus" / ".making-xyz.lock").touch()
-
-    def build_another_meanwhile(output: Path) -> dict:
-        artifacts.get_or_build(str(tmp_path), "corpus", "other", build)
-        assert output.is_dir()
-        return build(output)
-
-    get_or_build(tmp_path, build_another_meanwhile)
-
-    assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"abc", "other"}
-
-
-@pytest.mark.item("F14")
 def test_concurrent_stages_build_an_artifact_once_and_one_at_a_time(tmp_path):
     builds, running, running_counts = [], [], []
 
