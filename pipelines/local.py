@@ -44,11 +44,7 @@ def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path,
     Raises:
         InfoXLMError: the error of the failed stage.
     """
-    if launcher:
-        os.environ[launchers.VARIABLE] = launcher
-    # Both calls raise ConfigError for an unknown name, before the first step starts.
-    launchers.choose_local_launcher()
-    tracking.get_tracker()
+    set_launcher(launcher)
     store = str(store).rstrip("/")
     local_store = artifacts.local_directory(store).resolve()
     local_store.mkdir(parents=True, exist_ok=True)
@@ -72,6 +68,21 @@ def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path,
         raise errors.Preempted("The run was interrupted. Run the same command again to continue.") from None
     _record_end(store, local_store, record, FinalStatus("FINISHED"))
     shutil.rmtree(run_directory / "workspace", ignore_errors=True)
+
+
+def set_launcher(name: str) -> None:
+    """Set the launcher of the workers for all steps, and check the names of the launcher and the tracker.
+
+    Args:
+        name: name of the launcher, see `launchers`; if empty, the environment decides.
+
+    Raises:
+        ConfigError: the launcher, or the tracker that the environment names, does not exist.
+    """
+    if name:
+        os.environ[launchers.VARIABLE] = name
+    launchers.choose_local_launcher()
+    tracking.get_tracker()
 
 
 def _set_step_environment(run_id: str, run_name: str) -> None:
@@ -110,10 +121,11 @@ def read_summary(store: str | Path) -> str:
 class RunRecord(TypedDict):
     """The content of run.json: id, digest of the arguments, and status of a store's last run.
 
-    The pattern of `run` rejects paths, because a directory with this name is deleted.
+    The pattern of `run` rejects paths, because a directory with this name is deleted. The name of a config file, with
+    which an id begins, may have any other characters.
     """
 
-    run: Annotated[str, Field(pattern=r"^\w[^/\x00]*$")]
+    run: Annotated[str, Field(pattern=r"^[^/\x00]+-\d{8}-\d{6}$")]
     config: str
     status: str
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from infoxlm_core import run_file
+from infoxlm_core.errors import InputError
 from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import Overrides, RunFile, Store, Variants, command, find_config, split_list
 from pipelines.submit import PIPELINES
@@ -124,6 +125,9 @@ def suite_(
     SOURCE is a directory, s3://bucket/prefix, a name on the Hugging Face hub, or models:/NAME@ALIAS. A failed trial is
     reported and does not stop the others. If the command is interrupted, run it again to resume.
     """
+    for name_and_source in model or ():
+        if "=" not in name_and_source:
+            raise InputError(f"--model {name_and_source!r} has no source. Write NAME=SOURCE, such as mine=my-encoder.")
     # `--model NAME=SOURCE` is short for `--set models.NAME=SOURCE`.
     overrides = [*(set_ or ()), *(f"models.{name_and_source}" for name_and_source in model or ())]
     suite_config = run_file.load_config(SuiteConfig, config, overrides).choose(split_list(only))
@@ -199,6 +203,7 @@ def _run_sweep(pipeline: Any, arguments: dict[str, Any], store: str, name: str, 
 
     threads_per_trial = max(1, (os.cpu_count() or 1) // PARALLEL_TRIALS)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_trial))
+    local.set_launcher(launcher)  # outside the block: if a name is refused, the last summary is that of another run
     try:
         local.run_pipeline(pipeline, arguments, store, name, launcher)
     finally:

@@ -1,6 +1,7 @@
 """The local runner resumes runs, stops loops when it is interrupted, and hides lines of KFP and Ray."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import threading
 
 import pytest
 
+from infoxlm_core.errors import DataCorrupt
 from pipelines import local
 from tests.helpers.commands import environment
 
@@ -49,6 +51,24 @@ def test_run_without_a_tracker_imports_mlflow_neither_in_the_runner_nor_in_a_ste
     assert "mlflow imported: False" in process.stdout
     assert list(store.glob("corpus/*/manifest.json"))
     assert not (store / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize("name", ["demo", ".demo", "(copy) demo", "été"])
+def test_summary_of_a_run_is_found_whatever_the_name_of_its_config_file(tmp_path, name):
+    run_id = local._resume_or_create_run("infoxlm", {}, tmp_path, name)["run"]
+    directory = tmp_path / "outcome" / run_id
+    directory.mkdir(parents=True)
+    (directory / "summary.txt").write_text("scores")
+
+    assert local.read_summary(tmp_path) == "scores"
+
+
+@pytest.mark.parametrize("run_id", ["../x-20261127-010203", "..", "x", ""])
+def test_run_record_that_names_no_run_is_refused(tmp_path, run_id):
+    (tmp_path / "run.json").write_text(json.dumps({"run": run_id, "config": "", "status": "RUNNING"}))
+
+    with pytest.raises(DataCorrupt, match="run: String should match"):
+        local.read_summary(tmp_path)
 
 
 def test_only_an_unfinished_run_with_the_same_arguments_is_continued(tmp_path):
