@@ -17,6 +17,7 @@ from infoxlm_core import manifests, run_file
 from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.corpora import cleaning, formats
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, NotPromoted
+from infoxlm_core.languages import is_known
 from infoxlm_core.model import devices
 from infoxlm_core.model.export import sentence_encoder
 from infoxlm_core.model.huggingface import pretrained
@@ -124,7 +125,9 @@ def make_corpus_config(path: str, languages: Sequence[str]) -> dict[str, Any]:
     corpus: dict[str, Any] = {"name": name[:_MAX_CORPUS_NAME], "format": corpus_format, "path": path}
     if corpus_format == "tsv":
         match = re.match(r"([a-z]{2,3})-([a-z]{2,3})\b", file.name)
-        column_languages = list(match.groups()) if match else list(languages)
+        codes = match.groups() if match else ()
+        names_languages = bool(codes) and all(is_known(code) for code in codes)  # unlike our-tm.tsv
+        column_languages = list(codes if names_languages else languages)
         if len(column_languages) != 2:
             raise InputError(f"The languages of the columns of {path} are unknown. Name the file like en-de.tsv.")
         corpus["languages"] = column_languages

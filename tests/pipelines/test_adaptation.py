@@ -22,6 +22,8 @@ TEMPLATE = CONFIGS / "adapt.yaml"
         ("a b/Über Memory.xliff.gz", {"name": "ber-Memory", "format": "xliff"}),
         ("de-en.tsv.zst", {"name": "de-en", "format": "tsv", "languages": ["de", "en"]}),
         ("memory.tsv", {"name": "memory", "format": "tsv", "languages": ["en", "de"]}),
+        ("our-tm.tsv", {"name": "our-tm", "format": "tsv", "languages": ["en", "de"]}),
+        ("de-en-2.tsv", {"name": "de-en-2", "format": "tsv", "languages": ["de", "en"]}),
         ("weblate-5.14.3-py3-none-any.whl", {"name": "weblate-5", "format": "gettext"}),
     ],
 )
