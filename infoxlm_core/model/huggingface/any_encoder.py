@@ -237,20 +237,21 @@ def read_prompts(directory: Path) -> Prompts:
 def read_max_seq_length(directory: Path) -> int:
     """Return the number of tokens, special tokens included, to which sentences are truncated.
 
-    The number is `max_seq_length` of a sentence-transformers model, limited to the encoder's maximum.
+    The number is `max_seq_length` of a sentence-transformers model or else `model_max_length` of the tokenizer, limited
+    to the encoder's maximum. Version 6 of sentence-transformers stores only `model_max_length`.
     """
     max_tokens = pretrained.find_max_tokens(pretrained.read_config(directory))
-    path = directory / LENGTH_FILE
-    if not path.is_file():
-        return max_tokens
-    max_seq_length = user_files.read_json(path, dict[str, Any], _COPY_AGAIN).get("max_seq_length")
-    if max_seq_length is None:
-        return max_tokens
-    shortest_length = 3  # one token between two special tokens
-    is_integer = isinstance(max_seq_length, int) and not isinstance(max_seq_length, bool)
-    if not is_integer or max_seq_length < shortest_length:
-        raise InputError(f"{path}: max_seq_length is {max_seq_length!r}; set a whole number from {shortest_length} on")
-    return min(max_tokens, max_seq_length)
+    for file_name, key in ((LENGTH_FILE, "max_seq_length"), (tokenizers.SETTINGS, "model_max_length")):
+        path = directory / file_name
+        length = user_files.read_json(path, dict[str, Any], _COPY_AGAIN).get(key) if path.is_file() else None
+        if length is None:
+            continue
+        shortest_length = 3  # one token between two special tokens
+        is_integer = isinstance(length, int) and not isinstance(length, bool)
+        if not is_integer or length < shortest_length:
+            raise InputError(f"{path}: {key} is {length!r}; set a whole number from {shortest_length} on")
+        return min(max_tokens, length)
+    return max_tokens
 
 
 def describe(model: "Model") -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_dense_module_is_ignored_with_one_warning(directory, caplog):
     assert caplog.text.count("vectors are taken before its module Dense, which is not used") == 1
 
 
-def test_texts_are_truncated_to_max_seq_length_or_else_to_the_positions(directory):
+def test_texts_are_truncated_to_the_length_of_the_model_or_its_tokenizer_or_else_to_the_positions(directory):
     long_text = [" ".join(TEXTS * 4)]
     model, tokenizer = load_encoder(directory, "cpu")
     spec = VectorSpec("mean", 2)
@@ -77,6 +77,15 @@ def test_texts_are_truncated_to_max_seq_length_or_else_to_the_positions(director
     assert torch.equal(embed_sentences(directory, long_text), expected[MAX_TOKENS])
     (directory / "sentence_bert_config.json").unlink()
     assert torch.equal(embed_sentences(directory, long_text), expected[38])
+
+    # Version 6 of sentence-transformers stores the length only in the settings of the tokenizer.
+    (directory / "sentence_bert_config.json").write_text('{"module_output_name": "token_embeddings"}')
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": MAX_TOKENS}))
+    assert torch.equal(embed_sentences(directory, long_text), expected[MAX_TOKENS])
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 2}))
+    with pytest.raises(InputError, match=r"tokenizer_config\.json: model_max_length is 2; set a whole number from 3"):
+        embed_sentences(directory, long_text)
 
 
 def test_pickle_beside_the_weights_is_not_read(directory):
