@@ -15,7 +15,7 @@ from infoxlm_core import user_files
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import BOS, EOS
-from infoxlm_core.errors import ConfigError, InputError, TokenizerMismatch
+from infoxlm_core.errors import ConfigError, InputError, TokenizerMismatch, one_line
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.huggingface import pretrained, stored_weights, tokenizers
 from infoxlm_core.model.huggingface.pretrained import WEIGHTS
@@ -161,7 +161,7 @@ class TextSystem(System):
         """Read an exported model's size from config.json, and check that the model matches the shards.
 
         Raises:
-            InputError: config.json is missing, names another architecture or contradicts the stored weights.
+            InputError: config.json is missing or damaged, names another architecture or contradicts the stored weights.
             TokenizerMismatch: the vocabulary sizes or the SentencePiece models of the model and the shards differ.
             ConfigError: see `check_languages`.
         """
@@ -190,7 +190,11 @@ class TextSystem(System):
         return size
 
     def _read_config(self, directory: Path) -> PretrainedConfig:
-        """Read an exported model's config.json. Raise InputError if it is missing or names another architecture."""
+        """Read an exported model's config.json.
+
+        Raises:
+            InputError: the file is missing or damaged, or names another architecture.
+        """
         path = directory / "config.json"
         model_type = self.config_class.model_type
         content = user_files.read_json(path, dict[str, Any], f"give a directory of system {model_type}")
@@ -199,7 +203,16 @@ class TextSystem(System):
             raise InputError(
                 f"{path}: model_type is {content.get('model_type')!r}, not {model_type!r}: give a model of this system"
             )
-        return self.config_class.from_dict(content)
+        try:
+            config = self.config_class.from_dict(content)
+        except Exception as error:  # a wrong type can raise several errors of Transformers and huggingface_hub
+            raise InputError(f"{path} cannot be read ({one_line(error)}): give a model of this system") from None
+        if config.num_attention_heads < 1 or config.hidden_size % config.num_attention_heads:
+            raise InputError(
+                f"{path}: {config.num_attention_heads} attention heads do not divide a hidden size of "
+                f"{config.hidden_size}: give a model of this system"
+            )
+        return config
 
     def _check_stored_shapes(self, size: EncoderSize, directory: Path) -> None:
         """Raise InputError if the shapes of the stored weights contradict the size."""

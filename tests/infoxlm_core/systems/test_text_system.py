@@ -285,6 +285,25 @@ def test_run_starts_from_an_exported_model(tiny_shards, tmp_path, row):
         learner_of(config, shards)
 
 
+@pytest.mark.parametrize(
+    ("row", "change", "reason"),
+    [
+        ("XLM-MLM", {"vocab_size": "many"}, r"config\.json cannot be read \(.*vocab_size.*expected int, got str"),
+        ("XLM-MLM", {"n_heads": 0}, r"config\.json: 0 attention heads do not divide a hidden size of 16"),
+        ("mBERT", {"hidden_size": None}, r"config\.json cannot be read \(.*hidden_size.*expected int, got NoneType"),
+        ("mBERT", {"num_attention_heads": 3}, r"config\.json: 3 attention heads do not divide a hidden size of 16"),
+    ],
+)
+def test_start_with_a_damaged_config_is_refused(tiny_shards, tmp_path, row, change, reason):
+    shards = open_shards(tiny_shards)
+    export(learner_of(config_of(row), shards), shards, tmp_path)
+    config_file = tmp_path / "config.json"
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | change))
+
+    with pytest.raises(InputError, match=reason):
+        learner_of(config_of(row, model={"start": str(tmp_path)}), shards)
+
+
 def test_tokenizer_with_other_special_ids_is_refused(tiny_shards):
     shards = open_shards(tiny_shards)
     facts = shards.manifest["facts"] | {"vocabulary": asdict(replace(shards.vocabulary, begin=5))}
