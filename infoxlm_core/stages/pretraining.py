@@ -52,14 +52,15 @@ def pretrain(
         The metrics of the last step, and the number of steps.
     """
     system = SYSTEMS[config.system]
-    shards = open_shards(shards_path, shards_source)
-    config = _resolve_steps(config, shards)
-    model = system.build(config, shards)
-    learner = system.create_learner(config, model, shards)
-    observe = system.create_observer(config, learner, shards)
-    inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
-    if config.model.start:
-        inputs["model.start"] = pretrained.digest_weights(Path(config.model.start))
+    with distributed.sharing_errors():  # the files of one machine may be damaged or unavailable
+        shards = open_shards(shards_path, shards_source)
+        config = _resolve_steps(config, shards)
+        model = system.build(config, shards)
+        learner = system.create_learner(config, model, shards)
+        observe = system.create_observer(config, learner, shards)
+        inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
+        if config.model.start:
+            inputs["model.start"] = pretrained.digest_weights(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
     saves_in_background = distributed.device().type == "cuda"  # on CPUs, writing would slow down the steps
     may_rewind = config.guard.rewinds > 0  # to an earlier checkpoint, if training diverges

@@ -1,8 +1,9 @@
 """Collective operations of a training run's workers. Without a process group, the run has one worker."""
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -174,6 +175,28 @@ def on_first(action: Callable[[], T]) -> T | None:
     if failure is not None:
         raise failure
     return result
+
+
+@contextlib.contextmanager
+def sharing_errors() -> Iterator[None]:
+    """Raise an InfoXLMError that any worker raises in this context on all workers. All workers must enter the context.
+
+    Use it for actions that may fail on one machine only, such as reading text. The failed worker returns its error to
+    the launcher and stays alive, so the other workers would otherwise wait for it.
+    """
+    if world_size() == 1:
+        yield
+        return
+    local_failure: InfoXLMError | None = None
+    try:
+        yield
+    except InfoXLMError as error:
+        local_failure = error
+    # Count the failures first, because gathering errors takes several times as long.
+    if sum_numbers({"failures": float(local_failure is not None)})["failures"]:
+        failures: list[InfoXLMError | None] = [None] * world_size()
+        dist.all_gather_object(failures, local_failure, group=_get_cpu_group(dist.group.WORLD))
+        raise next(failure for failure in failures if failure is not None)
 
 
 @torch.no_grad()

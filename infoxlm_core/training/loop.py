@@ -106,8 +106,9 @@ class _BatchPreparer:
     def take_batches(self) -> tuple[Sequence[MicroBatch], float]:
         """Return the next step's micro-batches and the seconds waited, and start preparing the following step."""
         start_time = time.monotonic()
-        batches = self.prepared_batches.result()
-        seconds_waited = time.monotonic() - start_time
+        with distributed.sharing_errors():  # the text of one machine may be damaged or unavailable
+            batches = self.prepared_batches.result()
+            seconds_waited = time.monotonic() - start_time
         if self.progress.step + 1 < self.steps:
             self.prepare(self.progress.step + 1)
         return batches, seconds_waited

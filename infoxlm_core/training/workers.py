@@ -24,8 +24,8 @@ def limit_to_gpus(workers: int, gpus: int) -> int:
 def attempt_training(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
     """Train in a worker. Return {"figures": …}, or {"error": class, "message": …} if a restart would not help.
 
-    All workers raise the same InfoXLMError. Any other error may occur on a single worker. With several workers, it is
-    raised here, so that the launcher stops the other workers.
+    All workers raise the same InfoXLMError (`distributed.sharing_errors`). Any other error may occur on a single
+    worker. With several workers, it is raised here, so that the launcher stops the other workers.
     """
     # Imported here, because launchers do not need torch.
     from infoxlm_core.training import distributed

@@ -205,7 +205,8 @@ class InfoXLMLearner(Learner):
         global_batch_size = self.config.batches.global_batch_size
         my_shards = self.shares[distributed.rank()]
         for number in range(math.ceil(queue_size / global_batch_size)):
-            samples = self.sampler.draw_for_queue(number, my_shards)
+            with distributed.sharing_errors():  # the text of one machine may be damaged or unavailable
+                samples = self.sampler.draw_for_queue(number, my_shards)
             # Keys are computed without dropout, so a micro-batch may mix virtual shards.
             batches = pack_micro_batches(samples, self.config.batches.micro_batch_size)
             for batch in self._add_dummy_batches(batches, is_split_by_shard=False):

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
-from infoxlm_core.errors import ConfigError, RankDesync
+from infoxlm_core.errors import ConfigError, DataCorrupt, RankDesync
+from infoxlm_core.stages import pretraining
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.system import build
@@ -158,6 +160,42 @@ def test_a_difference_between_workers_is_detected_before_anything_is_saved(tiny_
             error = (tmp_path / f"{name} {rank}").read_text()
             assert error == f"step 8: {tensor} differs on worker 1: run again from the last checkpoint"
         assert not list_checkpoints(tmp_path / name)
+
+
+def pretrain_with_damaged_text(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    """Train until a read fails on the second worker. Save the error of each worker."""
+    workers.join(rank, size, port)
+    distributed.from_first(None)  # connects the workers, so that none would wait for one that has ended
+
+    def fail(*_args, **_kwargs) -> None:
+        raise DataCorrupt("000000.safetensors is missing")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            reader, method = READS[base.name]
+            patch.setattr(reader, method, fail)
+        with pytest.raises(DataCorrupt) as failure:
+            pretrain(tiny_config(), shards, base / "out", base / "run")
+    (base / str(rank)).write_text(str(failure.value))
+    torch.distributed.destroy_process_group()
+
+
+READS = {
+    "opening the shards": (pretraining, "open_shards"),
+    "filling the queue": (Sampler, "draw_for_queue"),
+    "drawing a batch": (Sampler, "draw"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", READS)
+def test_all_workers_end_with_the_error_of_one_whose_text_is_damaged(tiny_shards, tmp_path, read):
+    base = tmp_path / read
+    base.mkdir()
+
+    workers.start(pretrain_with_damaged_text, 2, tiny_shards, base)
+
+    assert [(base / str(rank)).read_text() for rank in range(2)] == ["000000.safetensors is missing"] * 2
 
 
 def pretrain_in_fp64(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
