@@ -3,6 +3,7 @@
 A launcher may send a build spec to other pods as JSON (`launchers`). The finished artifact goes to the store.
 """
 
+import contextlib
 import functools
 import os
 import shutil
@@ -92,14 +93,18 @@ def train(spec: BuildSpec, run: Path) -> dict[str, Any]:
     """
     from infoxlm_core.training import distributed
 
-    arguments = _make_training_arguments(spec, run)
+    with distributed.sharing_errors():  # a single machine may be unable to fetch the inputs
+        arguments = _make_training_arguments(spec, run)
+        exists = artifacts.exists(spec.store, spec.kind, spec.name)
     # An earlier attempt may have built the artifact without uploading it. All workers use the first worker's answer,
     # because a worker that trains alone would wait forever.
-    is_built = distributed.from_first(artifacts.exists(spec.store, spec.kind, spec.name))
+    is_built = distributed.from_first(exists)
     if distributed.rank() == 0:
         return _build_trained_artifact(spec, arguments, is_built)
     if is_built:
         return {}
+    with distributed.sharing_errors():
+        pass  # wait until the first worker starts the training, or fails before it
     # Only the first worker exports the model, so nothing is written to the output of this worker.
     return _run_training_stage(spec.stage, output=run / "unused", **arguments)
 
@@ -108,16 +113,21 @@ def _build_trained_artifact(spec: BuildSpec, arguments: dict[str, Any], is_built
     """Train and upload the artifact in the first worker. If the artifact is built, only upload it. Return its facts."""
     from infoxlm_core.training import distributed
 
+    before_training = contextlib.ExitStack()
+
     def build(output: Path) -> dict[str, Any]:
+        before_training.close()  # from here on, the training itself shares errors
         return _run_training_stage(spec.stage, output=output, **arguments)
 
     if is_built:  # the attempt that built the artifact has recorded its cost
         artifact = artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
     else:
-        device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
-        # The cost includes the upload, because the GPUs stay occupied during the upload.
-        with costs.record_duration(spec.store, spec.kind, spec.name, distributed.world_size(), device):
-            artifact = artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
+        with before_training:
+            before_training.enter_context(distributed.sharing_errors())  # the other workers already wait
+            device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
+            # The cost includes the upload, because the GPUs stay occupied during the upload.
+            with costs.record_duration(spec.store, spec.kind, spec.name, distributed.world_size(), device):
+                artifact = artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
     return manifests.load(artifact)["facts"]
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from components.adapters import lease
 from components.adapters.kuberay import job as kuberay_job
@@ -27,7 +28,8 @@ from infoxlm_core.errors import (
     StorageUnavailable,
     TrainingDiverged,
 )
-from infoxlm_core.training import tracker
+from infoxlm_core.training import distributed, tracker
+from tests.helpers import workers
 from tests.servers.processes import until
 from tests.toys.exports import save_encoder
 from tests.toys.pretraining import tiny_config
@@ -101,6 +103,28 @@ def train_until(stop_step: int, spec: BuildSpec, monkeypatch) -> None:
         request_stop_after(patch, stop_step)
         with pytest.raises(Preempted, match="asked to stop after step"):
             launchers.run(spec)
+
+
+def train_where_a_directory_is_in_the_way(rank: int, size: int, port: int, shards: Path, store: Path) -> None:
+    """Train in one of several workers, whose artifact cannot be written. Save the error of each worker."""
+    workers.join(rank, size, port)
+    distributed.from_first(None)  # connects the workers, so that none would wait for one that has ended
+    spec = make_spec(str(store), shards)
+    with pytest.raises(InputError) as failure:
+        builds.train(spec, store / RUN)
+    (store / str(rank)).write_text(str(failure.value))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_all_workers_end_with_the_error_of_the_first_before_its_training(tiny_shards, tmp_path):
+    directory = tmp_path / "pretrained" / KEY  # an interrupted deletion leaves a directory without a manifest
+    directory.mkdir(parents=True)
+
+    workers.start(train_where_a_directory_is_in_the_way, 2, tiny_shards, tmp_path)
+
+    expected_error = f"{directory} exists but has no manifest.json: remove it"
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [expected_error] * 2
 
 
 @pytest.mark.item("F11")
