@@ -148,24 +148,30 @@ def _choose_words(
 def find_word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
     """Return a mask (V,) of the ids whose piece begins a word.
 
-    In a unigram model, these pieces start with U+2581. In WordPiece, they do not start with `##`.
+    In WordPiece, these pieces do not start with `##`. In other models, they start with a mark for the space before the
+    word: U+2581, or `Ġ` in byte-level BPE (RoBERTa).
 
     Args:
         tokenizer: tokenizer directory in verified shards.
         vocabulary_size: number V of token ids.
 
     Raises:
-        InputError: the directory has no tokenizer.json.
+        InputError: the directory has no tokenizer.json, or no piece of the tokenizer begins a word.
     """
     path = tokenizer / "tokenizer.json"
     if not path.is_file():
         raise InputError(f"{path}: no such file: whole-word masking needs a tokenizer: tokenize again")
-    pieces = json.loads(path.read_bytes())["model"]["vocab"]
+    model = json.loads(path.read_bytes())["model"]
+    pieces = model["vocab"]
+    if isinstance(pieces, list):  # a unigram model lists pieces with their scores, in the order of ids
+        pieces = {piece: token_id for token_id, (piece, _) in enumerate(pieces[:vocabulary_size])}
+    continuation = model.get("continuing_subword_prefix")  # `##` in WordPiece
     starts_word = np.zeros(vocabulary_size, bool)
-    if isinstance(pieces, dict):  # WordPiece: ids by piece
-        for piece, token_id in pieces.items():
-            starts_word[token_id] = not piece.startswith("##")
-    else:  # unigram: list of pieces with scores
-        for token_id, (piece, _) in enumerate(pieces[:vocabulary_size]):
-            starts_word[token_id] = piece.startswith("\u2581")
+    for piece, token_id in pieces.items():
+        if continuation:
+            starts_word[token_id] = not piece.startswith(continuation)
+        else:
+            starts_word[token_id] = piece.startswith(("\u2581", "Ġ"))
+    if not starts_word.any():  # some BPE models mark the ends of words instead
+        raise InputError(f"{path}: no piece begins a word: set pretraining.objectives.whole_words to false")
     return starts_word

@@ -1,6 +1,7 @@
 """Masking: the variants of XLM-R's release, XLM and BERT, and whole words (specification, section 3.1)."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,18 +142,32 @@ def test_whole_word_masking_chooses_all_pieces_of_a_word_or_none(variant):
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "ids_that_start_words"),
+    ("model", "ids_that_start_words"),
     [
-        ([["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["▁Hell", -1.0], ["o", -2.0], ["▁", -3.0]],
-         [4, 6]),
-        ({"[PAD]": 0, "[unused1]": 1, "Hell": 2, "##o": 3, "new": 4}, [0, 1, 2, 4]),
+        ({"vocab": [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["▁Hell", -1.0], ["o", -2.0],
+                    ["▁", -3.0]]}, [4, 6]),
+        ({"vocab": {"[PAD]": 0, "[unused1]": 1, "Hell": 2, "##o": 3, "new": 4}, "continuing_subword_prefix": "##"},
+         [0, 1, 2, 4]),
+        ({"vocab": {"<s>": 0, "Hell": 1, "o": 2, "ĠHell": 3, "Ġ": 4, "▁new": 5}, "continuing_subword_prefix": ""},
+         [3, 4, 5]),
     ],
-    ids=["unigram", "WordPiece"],
+    ids=["unigram", "WordPiece", "BPE"],
 )  # fmt: skip
-def test_words_start_at_pieces_with_a_space_mark_or_without_two_hashes(tmp_path, vocabulary, ids_that_start_words):
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+def test_words_start_at_pieces_with_a_space_mark_or_without_two_hashes(tmp_path, model, ids_that_start_words):
+    write_tokenizer(tmp_path, model)
 
     assert np.flatnonzero(masking.find_word_starts(tmp_path, 8)).tolist() == ids_that_start_words
+
+
+def write_tokenizer(directory: Path, model: dict) -> None:
+    (directory / "tokenizer.json").write_text(json.dumps({"model": model}))
+
+
+def test_whole_words_are_refused_if_a_tokenizer_marks_only_the_ends_of_words(tmp_path):
+    write_tokenizer(tmp_path, {"vocab": {"<s>": 0, "Hell": 1, "o</w>": 2}, "end_of_word_suffix": "</w>"})
+
+    with pytest.raises(InputError, match=r"tokenizer.json: no piece begins a word: set .*whole_words to false"):
+        masking.find_word_starts(tmp_path, 3)
 
 
 def test_whole_words_without_a_tokenizer_are_refused(tmp_path):
