@@ -16,7 +16,7 @@ from infoxlm_core.errors import CorpusTooSmall
 
 logger = logging.getLogger(__name__)
 MAX_DRAWS = 100  # draws of a pair during training; more draws cause a warning
-MAX_PARTNER_DRAWS = 100  # attempts after which all pairs are assumed to translate the same sentence
+MAX_PARTNER_DRAWS = 100  # attempts after which all possible partners are assumed to translate the same sentence
 
 
 @dataclass(frozen=True)
@@ -335,19 +335,25 @@ class Sampler(StepSampler):
 
         Unless `contrast.partner` is `next`, a partner translates a different sentence, and comes from a different
         corpus if possible.
+
+        Raises:
+            CorpusTooSmall: a pair has no possible partner, because all pairs translate the same sentence.
         """
         if self.config.contrast.partner == "next":
             next_rows = (pairs.rows + 1) % window.row_counts[pairs.table_ids]  # the first pair follows the last
             return _make_drawn_pairs(window, pairs.table_ids, next_rows)
         table_ids, rows = self.pair_sampler.draw_partners(pairs.table_ids, self.corpora, rng, window.row_counts)
-        for _ in range(MAX_PARTNER_DRAWS):
+        for draw_number in range(2 * MAX_PARTNER_DRAWS):
             partners = _make_drawn_pairs(window, table_ids, rows)
             is_same_sentence = pairs.sentence_ids == partners.sentence_ids
             if not is_same_sentence.any() or not self.config.contrast.mixup:  # without mixup, partners are unused
                 return partners
-            table_ids[is_same_sentence], rows[is_same_sentence] = self.pair_sampler.draw_partners(
-                pairs.table_ids[is_same_sentence], self.corpora, rng, window.row_counts
-            )
+            tables_of_pairs = pairs.table_ids[is_same_sentence]
+            if draw_number < MAX_PARTNER_DRAWS:
+                drawn = self.pair_sampler.draw_partners(tables_of_pairs, self.corpora, rng, window.row_counts)
+            else:  # the other corpora have no different sentence
+                drawn = self.pair_sampler.draw(len(tables_of_pairs), rng, window.row_counts)
+            table_ids[is_same_sentence], rows[is_same_sentence] = drawn
         raise CorpusTooSmall("mixup finds no pairs of two different sentences: add pairs, or set contrast.mixup to 0")
 
     def _mask_views(self, views: ContrastViews, rng: np.random.Generator) -> ContrastViews:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data import samples
 from infoxlm_core.data.batches import PackedBatch, add_missing_rows, pack_micro_batches
@@ -16,8 +17,9 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, make_rng, probabilities
 from infoxlm_core.data.shards import Table, make_blocks, open_shards
 from infoxlm_core.data.vocabulary import Vocabulary
+from infoxlm_core.data.writing import write_table
 from infoxlm_core.errors import CorpusTooSmall
-from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
+from tests.toys.pretraining import VOCABULARY, make_pairs, tiny_config, write_shards
 
 XLM_R = Vocabulary.xlm_r(250_002)
 # GB of parallel text and the probabilities of InfoXLM's Table 9, alpha 0.7
@@ -176,6 +178,25 @@ def test_with_one_corpus_the_partner_is_another_pair_of_it(tmp_path):
 
     assert (sentence_ids[:, 0] != sentence_ids[:, 1]).all()
     assert set(sentence_ids.flat) == set(shards.pairs["en-de"][0].read_pairs().sentence_ids)
+
+
+@pytest.mark.item("A17")
+def test_a_pair_whose_only_partner_in_other_corpora_is_the_same_sentence_gets_one_of_its_corpus(tmp_path):
+    directory = write_shards(tmp_path, {"many": 6}, ("de",))
+    [many] = open_shards(directory).pairs["en-de"]
+    sentence_id = many.read_pairs().sentence_ids[:1]
+    facts = manifests.load(directory)["facts"]
+    single_pair = make_pairs(np.array([5]), np.array([6]), np.array([1]), sentence_id)
+    facts["tables"]["pairs/en-de/single"] = write_table(directory, "pairs/en-de/single", [single_pair])
+    manifests.write(directory, "shards", facts)
+    sampler = Sampler(open_shards(directory), tiny_config(batches={"global_batch_size": 400, "virtual_shards": 1}))
+
+    views = sampler.draw(0, range(1)).xlco
+
+    assert (views.sentence_ids[:, 0] != views.sentence_ids[:, 1]).all()
+    is_in_many = views.group_ids == sampler.group_names.index("xlco/en-de/many")
+    has_same_sentence = views.sentence_ids[:, 0] == sentence_id
+    assert (views.sentence_ids[is_in_many & ~has_same_sentence, 1] == sentence_id).all()  # of the other corpus
 
 
 def test_the_number_of_draws_of_a_pair_is_predicted_and_too_many_are_reported(tmp_path, caplog, monkeypatch):
