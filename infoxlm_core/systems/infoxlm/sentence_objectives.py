@@ -93,8 +93,8 @@ class XLCO(SentenceObjective):
         """Return the contrastive loss summed over the queries (B, d), and the sums for `statistics`."""
         contrast = self.config.contrast
         if contrast.enqueue == "micro_batch" and self.new_keys:  # keys of the previous micro-batch
-            step, _, _ = batch.rng_key
-            self.enqueue(step)
+            step, _, _ = batch.rng_key  # counted from 0, unlike the steps of the queue's rows
+            self.enqueue(step + 1)
         keys = self.compute_keys(batch)
         self.collect_keys(batch, keys)
         negatives = self.queue.rows

@@ -183,6 +183,15 @@ def test_contrast_that_starts_later_has_a_full_queue(tiny_shards, tmp_path):
     assert points[4]["queue/age"] == 0.75  # 8 keys of this step, 24 of the start, one step ago
 
 
+@pytest.mark.parametrize("enqueue", ["step", "micro_batch"])
+def test_age_of_the_queue_counts_optimizer_steps(learner_of, enqueue):
+    learner = learner_of(contrast={"enqueue": enqueue}, batches={"micro_batch_size": 2})
+
+    metrics = take_steps(learner, count=4)
+
+    assert metrics["queue/age"] == 1.5  # 8 keys each of this step and of the three before
+
+
 @pytest.mark.item("A27")
 def test_each_ablation_is_one_setting_that_changes_the_losses(learner_of):
     switches = {"InfoXLM": {}, "-Momentum": {"momentum": 0.0}, "-Mixup": {"mixup": 0.0}, "-Universal": {"layer": 2}}
