@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from infoxlm_core.config import GuardConfig, OptimizationConfig
-from infoxlm_core.errors import Preempted, TrainingDiverged
+from infoxlm_core.errors import ConfigError, Preempted, TrainingDiverged
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoints
 from infoxlm_core.training.guard import Guard
@@ -56,12 +56,18 @@ def train(
         Preempted: the run was asked to stop; a checkpoint was saved.
         TrainingDiverged: too many consecutive steps were bad, and no further rewind is possible.
         NoValidCheckpoint, ConfigMismatch: see `Checkpoints.load_newest`.
+        ConfigError: the run that `checkpoints.resume` names has already taken more steps than configured.
     """
     trainable_parameters = [p for p in learner.module.parameters() if p.requires_grad]
     optimizer = make_adamw(trainable_parameters, config)
     progress = Progress(guard=Guard(guard.deviations))
     run = _Run(learner, optimizer, progress, checkpoints, tracker)
     metrics = run.resume()
+    if progress.step > config.steps:  # otherwise, the model would be exported as one of fewer steps
+        raise ConfigError(
+            f"{checkpoints.directory} has already taken {progress.step} steps, more than optimization.steps "
+            f"({config.steps}): raise it to at least {progress.step}"
+        )
     pace = Pace(config.steps)
     with ThreadPoolExecutor(1, "batches") as executor:
         preparer = _BatchPreparer(executor, learner, progress, config.steps)

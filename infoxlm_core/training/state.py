@@ -103,13 +103,11 @@ def restore(
 def _check_shapes(saved_tensors: Mapping[str, Tensor], live_tensors: Mapping[str, Tensor], step: int) -> None:
     """Raise NoValidCheckpoint if a live tensor is missing from the checkpoint or the shapes differ."""
     for name, live_tensor in sorted(live_tensors.items()):
-        if name not in saved_tensors:
+        saved_tensor = saved_tensors.get(name)
+        if saved_tensor is None or saved_tensor.shape != live_tensor.shape:
+            description = "no such tensor" if saved_tensor is None else f"shape {tuple(saved_tensor.shape)}"
             raise NoValidCheckpoint(
-                f"the checkpoint of step {step} has no {name}, because another version of this program wrote it: "
-                "resume with that version, or delete the run's directory to start over"
-            )
-        if saved_tensors[name].shape != live_tensor.shape:
-            raise NoValidCheckpoint(
-                f"the checkpoint of step {step} has {name} of shape {tuple(saved_tensors[name].shape)}, but the model "
-                f"needs {tuple(live_tensor.shape)}: restore another checkpoint, or delete the run's directory"
+                f"{name} needs shape {tuple(live_tensor.shape)}, but the checkpoint of step {step} has {description}: "
+                "resume with the settings and the version of this program that wrote it, or delete the run's "
+                "directory to start over"
             )

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from infoxlm_core.errors import ConfigMismatch, NoValidCheckpoint, Preempted, StorageFull, TrainingDiverged
+from infoxlm_core.errors import (
+    ConfigError,
+    ConfigMismatch,
+    NoValidCheckpoint,
+    Preempted,
+    StorageFull,
+    TrainingDiverged,
+)
 from infoxlm_core.stages import pretraining
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
@@ -141,6 +148,32 @@ def test_a_run_that_the_config_names_resumes_with_other_settings(run, undisturbe
     assert [row[0] for row in losses(run)] == list(range(1, 9))
     assert losses(run)[:6] == losses(undisturbed)
     pretrain(tiny_config(**changes), tiny_shards, tmp_path / "again", run)  # its checkpoints have the new settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"optimization": {"steps": 5}},
+            ConfigError,
+            r"6 steps, more than optimization.steps \(5\): raise it to at least 6",
+        ),
+        (
+            {"contrast": {"queue_size": 64}},
+            NoValidCheckpoint,
+            r"queue/born needs shape \(64,\), but .* has shape \(32,\)",
+        ),
+        ({"model": {"layers": 3}}, NoValidCheckpoint, r"has no such tensor: resume with the settings and the version"),
+    ],
+    ids=["steps", "queue", "layers"],
+)
+def test_a_run_that_the_config_names_is_refused_if_its_checkpoint_does_not_fit(
+    run, tiny_shards, tmp_path, changes, error, message
+):
+    with pytest.raises(error, match=message):
+        pretrain(tiny_config(**changes, checkpoints={"resume": "run"}), tiny_shards, tmp_path / "out", run)
+
+    assert not (tmp_path / "out").exists()
 
 
 def fail_to_save(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
