@@ -92,7 +92,8 @@ def attend(
         (Q, d) context vectors.
     """
     if len(query) == 0:  # for example, in a micro-batch without targets
-        return query
+        # Keys and values need gradients, too, because sharding sums the same gradients on all workers.
+        return query + key.sum() + value.sum()
     head_size = query.shape[1] // heads
     query = query.unflatten(1, (heads, head_size))  # (Q, heads, head size)
     key = key.unflatten(1, (heads, head_size))  # (T, heads, head size)

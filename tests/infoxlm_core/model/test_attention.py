@@ -47,10 +47,16 @@ def test_attention_with_a_mask_equals_attention_by_sequence(query_lengths, causa
         torch.testing.assert_close(gradient, expected_gradient, atol=1e-12, rtol=0)
 
 
-def test_attention_without_queries_is_empty():
-    keys = torch.zeros(3, 4)
+def test_attention_without_queries_is_empty_and_its_keys_and_values_have_gradients_of_zero():
+    keys = torch.ones(3, 4, requires_grad=True)
+    values = torch.ones(3, 4, requires_grad=True)
 
-    assert attend(torch.zeros(0, 4), keys, keys, pack((0,), CPU), pack((3,), CPU), heads=2).shape == (0, 4)
+    output = attend(torch.zeros(0, 4), keys, values, pack((0,), CPU), pack((3,), CPU), heads=2)
+    output.sum().backward()
+
+    assert output.shape == (0, 4)
+    assert torch.equal(keys.grad, torch.zeros(3, 4))  # None would break the sum over the workers of a sharded model
+    assert torch.equal(values.grad, torch.zeros(3, 4))
 
 
 def test_flash_attention_2_is_used_if_version_3_cannot_be_imported(monkeypatch, caplog):
