@@ -102,10 +102,10 @@ class RemotePartReader(PartReader):
             threading.Thread(target=self._download_expected_parts, daemon=True).start()
 
     def read(self, name: str) -> dict[str, np.ndarray]:
-        """Return a part's arrays, after downloading the part if it is missing.
+        """Return a part's arrays, after downloading the part if the local copy is missing or damaged.
 
         Raises:
-            DataCorrupt: the part differs from the manifest.
+            DataCorrupt: the part in the storage differs from the manifest.
             StorageUnavailable: the storage did not answer for `RETRY_SECONDS`.
         """
         deadline = time.monotonic() + RETRY_SECONDS
@@ -115,7 +115,13 @@ class RemotePartReader(PartReader):
                 # The lock prevents other workers from deleting the part before it is mapped.
                 with self._lock(name):
                     self._download(name)
-                    return super().read(name)
+                    try:
+                        return super().read(name)
+                    except DataCorrupt:
+                        logger.warning("%s is damaged: downloading it again", self._path(name))
+                        self._path(name).unlink(missing_ok=True)
+                        self._download(name)
+                        return super().read(name)
             except StorageUnavailable as error:
                 if time.monotonic() > deadline:
                     raise

@@ -1,6 +1,7 @@
 """Reading parts of token shards, from a directory and from S3."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,6 +105,23 @@ def test_a_part_that_is_damaged_on_s3_is_refused_before_it_is_used(bucket, shard
     with pytest.raises(DataCorrupt, match=f"{URI}/pairs/en-de/one/.*, but its manifest lists .*: delete the shards"):
         Sampler(open_shards(tmp_path / "cache", storage.open(URI)), moving_config()).draw(0, range(4))
     assert not list((tmp_path / "cache/pairs").rglob("*.safetensors"))
+
+
+@pytest.mark.item("F15")
+@pytest.mark.parametrize("damage", [b"0000", None], ids=["changed", "missing"])
+def test_a_damaged_local_copy_of_a_part_is_downloaded_again(shards_of_many_parts, tmp_path, damage, caplog):
+    source = SimpleNamespace(uri=URI, read=lambda name: (shards_of_many_parts / name).read_bytes())
+    (tmp_path / manifests.NAME).write_bytes((shards_of_many_parts / manifests.NAME).read_bytes())
+    expected_ids = Sampler(open_shards(tmp_path, source), moving_config()).draw(0, range(4)).tlm.masked_ids
+    for path in tmp_path.rglob("*.safetensors"):
+        path.unlink()
+        if damage:
+            path.write_bytes(damage)
+
+    ids = Sampler(open_shards(tmp_path, source), moving_config()).draw(0, range(4)).tlm.masked_ids
+
+    assert ids.tolist() == expected_ids.tolist()
+    assert ("is damaged: downloading it again" in caplog.text) == bool(damage)
 
 
 def test_s3_that_does_not_answer_ends_a_training_with_75(faults, shards_of_many_parts, tmp_path, monkeypatch):
