@@ -33,7 +33,8 @@ def check_settings(
 ):
     """Apply overrides to a run's settings, and validate all settings before an expensive step starts.
 
-    The check includes the guard set, and the start model's tokenizer and config.json, but not its weights.
+    The check includes the guard set, the files of labelled text without their rows, and the start model's tokenizer and
+    config.json, but not its weights.
 
     Each later step receives only its own section of the settings. A change of one section therefore leaves the cached
     results of earlier steps valid.
@@ -56,7 +57,7 @@ def check_settings(
     """
     from components.platform import parameters, sources, tracking
     from components.platform.stage_run import stage_run
-    from infoxlm_core import run_file
+    from infoxlm_core import run_file, tasks
     from infoxlm_core.config import EvaluationConfig, PretrainingConfig
 
     with stage_run("check_settings", store, reports_to_tracker=False) as step:
@@ -86,7 +87,8 @@ def check_settings(
         pretraining_sections = [trial["pretraining"] for trial in checked_trials] or [checked["pretraining"]]
         for section in pretraining_sections:
             sources.check_start(PretrainingConfig.parse(section, "pretraining"), step.local_store)
-        # The guard set is measured only after the training.
+        # The labelled text is read, and the guard set is measured, only after the training.
+        sources.check_labelled_text(tasks.parse(checked["finetuning"], "finetuning"), step.local_store)
         sources.check_guard_set(EvaluationConfig.parse(checked["evaluation"], "evaluation"), step.local_store)
 
         # Return references, because the settings of many trials are too large for a Kubeflow parameter.

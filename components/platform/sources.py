@@ -295,6 +295,26 @@ def check_guard_set(config: "EvaluationConfig", store: Path) -> None:
         read_aligned(Path(guard.data), guard.pivot, guard.languages)
 
 
+def check_labelled_text(settings: Any, store: Path) -> None:
+    """Check that a run's own labelled text, if any, exists, and that a file may have rows for the test.
+
+    Only the file names are checked, because reading large files takes more memory than the first step may have.
+
+    Args:
+        settings: settings of the section `finetuning`.
+        store: local directory of the store, which receives a copy of remote text.
+
+    Raises:
+        InputError: a path does not exist, has no labelled text, or has only text for training and development.
+        DataCorrupt, StorageUnavailable: see `fetch_data`.
+    """
+    if settings.data is None:  # the prepared corpus will contain the labelled text
+        return
+    if not task_of(settings).list_test_files(fetch_task_data(settings, store)):
+        paths = ", ".join(task_of(settings).list_data(settings)["data"])
+        raise InputError(f"{paths}: no file has rows for the test (finetuning.data). Add one, such as test-en.tsv.")
+
+
 def compute_key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs: str) -> str:
     """Return an artifact key that depends on an evaluation's config and on the content of its guard set.
 

@@ -96,6 +96,29 @@ def test_guard_set_that_cannot_be_measured_is_refused_before_the_training(tmp_pa
     assert "general.en-de.en has 2 lines" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "labelled: no such file or directory: give a path"),
+        (["notes.txt"], "labelled: no labelled text in this directory"),
+        (["train-en.tsv", "dev-de.tsv"], "labelled: no file has rows for the test (finetuning.data). Add one, such as"),
+    ],
+)
+def test_labelled_text_without_files_for_the_test_is_refused_before_the_training(tmp_path, names, message):
+    data = tmp_path / "labelled"
+    for name in names:
+        data.mkdir(exist_ok=True)
+        (data / name).write_text("One.\tyes\n")
+
+    error = read_error(tmp_path, overrides={"finetuning.data": str(data)})
+
+    assert (error["class"], error["code"]) == ("InputError", 2)
+    assert message in error["message"]
+    data.mkdir(exist_ok=True)
+    (data / "test-en.tsv").write_text("One.\tyes\n")
+    check_settings.python_func(str(tmp_path), **SECTIONS, overrides={"finetuning.data": str(data)})
+
+
 def test_ablation_without_a_tracker_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("INFOXLM_TRACKER", "none")
 
