@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
@@ -183,22 +184,27 @@ def _follow_location(
     Args:
         config_class: class of the outermost config.
         location: path to a field or a nested config as pydantic reports it: field names, list indices and mapping keys.
-            After the name of a field with several possible classes, it also contains the value that selects the class.
+            After the name of a field with several possible types, it also contains pydantic's name of one of them.
     """
     names = []
-    alternatives: dict[Any, type[BaseModel]] = {}  # the possible classes of the last field, if there are several
+    has_alternatives = False  # whether the last field has several possible types
+    alternatives: dict[Any, type[BaseModel]] = {}  # those of them that are config classes, by pydantic's names
     for part in location:
-        if part in alternatives:
-            config_class = alternatives[part]
-            alternatives = {}
+        if has_alternatives:
+            config_class = alternatives.get(part, config_class)
+            has_alternatives = False
             continue
         names.append(str(part))
         field = config_class.model_fields.get(str(part))
         if field is None:  # an index or a key leads to no other class
             continue
         # The annotation is a config class, or contains one or several, such as tuple[CorpusSource, ...].
-        annotations = (field.annotation, *getattr(field.annotation, "__args__", ()))
-        nested_classes = [item for item in annotations if isinstance(item, type) and issubclass(item, BaseModel)]
+        arguments = get_args(field.annotation)
+        nested_classes = [
+            item for item in (field.annotation, *arguments) if isinstance(item, type) and issubclass(item, BaseModel)
+        ]
+        is_union = get_origin(field.annotation) in (Union, UnionType)
+        has_alternatives = is_union and len(set(arguments) - {NoneType}) > 1
         if isinstance(field.discriminator, str):  # the name of the field whose value selects the class
             alternatives = {nested.model_fields[field.discriminator].default: nested for nested in nested_classes}
         elif nested_classes:
