@@ -126,7 +126,8 @@ def make_corpus_config(path: str, languages: Sequence[str]) -> dict[str, Any]:
     if corpus_format == "tsv":
         match = re.match(r"([a-z]{2,3})-([a-z]{2,3})\b", file.name)
         codes = match.groups() if match else ()
-        names_languages = bool(codes) and all(is_known(code) for code in codes)  # unlike our-tm.tsv
+        # Names such as our-tm.tsv do not state languages.
+        names_languages = bool(codes) and all(code in languages or is_known(code) for code in codes)
         column_languages = list(codes if names_languages else languages)
         if len(column_languages) != 2:
             raise InputError(f"The languages of the columns of {path} are unknown. Name the file like en-de.tsv.")

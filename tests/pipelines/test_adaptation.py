@@ -31,6 +31,10 @@ def test_format_and_languages_are_inferred_from_the_name_of_a_file(path, expecte
     assert adaptation.make_corpus_config(path, ["en", "de"]) == {**expected, "path": path}
 
 
+def test_name_of_a_file_states_every_language_of_the_run():
+    assert adaptation.make_corpus_config("ceb-en.tsv", ["en", "ceb"])["languages"] == ["ceb", "en"]
+
+
 @pytest.mark.parametrize(
     ("path", "languages", "message"),
     [
