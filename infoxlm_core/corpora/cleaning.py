@@ -30,9 +30,10 @@ _LETTER = regex.compile(r"[\p{L}\p{M}]")
 _LATIN = regex.compile(r"\p{Latin}")
 _INVISIBLE = regex.compile(r"[[\p{Cc}\p{Cf}]--[\s\x1c-\x1f\u200c\u200d]]", regex.V1)  # joiners shape Persian and Hindi
 _INVISIBLE_OR_JOINER = regex.compile(r"[[\p{Cc}\p{Cf}]--[\s\x1c-\x1f]]", regex.V1)
-_MARKUP = regex.compile(
-    r"<[^<>]*>|&#?\w+;|https?:\S+|\S+@\S+|%\([^()]*\)\w|%\w|\$?\{[^{}]*\}|`[^`]*`|:\w+:|\w*[_/\\.]\w[\w/\\.-]*"
-)
+_TAGS_AND_LINKS = r"<[^<>]*>|&#?\w+;|https?:\S+"
+_CODE = r"%\([^()]*\)\w|%\w|\$?\{[^{}]*\}|`[^`]*`|:\w+:|\w*[_/\\.]\w[\w/\\.-]*"
+_MARKUP = regex.compile(rf"{_TAGS_AND_LINKS}|\S+@\S+|{_CODE}")
+_MARKUP_WITHOUT_ADDRESSES = regex.compile(f"{_TAGS_AND_LINKS}|{_CODE}")
 # Braces with other characters are ICU plural forms, whose words are translated.
 _PLACEHOLDER = regex.compile(r"%(?:\(\w+\)|\d+\$)[sdiufxXcrg]|%[sdiufxXcrg](?![A-Za-z])|\{[\w.$-]*\}|</?[A-Za-z]\w*")
 _LONG_REPETITION = re.compile(r"(\S)\1{19}")
@@ -114,7 +115,7 @@ def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], ru
     # Counting characters is slow, so count them only in texts with a long repetition.
     if _LONG_REPETITION.search(text) and max(map(text.count, set(text))) > _MAX_SAME_CHARACTER * len(text):
         return "one_sign"
-    plain_text = _MARKUP.sub(" ", text)
+    plain_text = remove_markup(text)
     letters = _LETTER.findall(plain_text)
     if not letters:
         return "no_letters"
@@ -127,6 +128,14 @@ def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], ru
     if len(letters) >= rules.min_identified_characters and is_other_language(plain_text, language, languages):
         return "wrong_language"
     return None
+
+
+def remove_markup(text: str) -> str:
+    """Replace tags, links, addresses, placeholders and other code in a text by spaces."""
+    # Searching for an address takes time in proportion to the square of the length of a text without spaces, such as a
+    # Chinese paragraph.
+    pattern = _MARKUP if "@" in text else _MARKUP_WITHOUT_ADDRESSES
+    return pattern.sub(" ", text)
 
 
 def _is_wrong_script(text: str, letter_count: int, language: str) -> bool:

@@ -16,6 +16,7 @@ from infoxlm_core.corpora.cleaning import (
     find_reason_to_drop,
     find_reason_to_drop_row,
     normalise,
+    remove_markup,
 )
 from infoxlm_core.corpora.fingerprints import compute_keys
 
@@ -86,6 +87,20 @@ def test_casefolded_text_ignores_unicode_form_and_invisible_characters(text):
 )
 def test_text_is_dropped_for_the_first_reason_that_applies(text, language, reason):
     assert find_reason_to_drop(text, language, LANGUAGES, RULES) == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "plain_text"),
+    [
+        ("Write to <b>me@example.org</b>, please", "Write to please"),
+        ("Write to <b>%(name)s</b>, please", "Write to , please"),
+        ("See https://example.org/a and `ls` in ${HOME} or a/b.txt", "See and in or"),
+        ("北京：写信给a@b.cn，谢谢 再见", "再见"),
+        ("北京：写信给我，谢谢 再见", "北京：写信给我，谢谢 再见"),
+    ],
+)
+def test_markup_addresses_and_code_are_removed_before_letters_are_counted(text, plain_text):
+    assert " ".join(remove_markup(text).split()) == plain_text
 
 
 @pytest.mark.parametrize(
