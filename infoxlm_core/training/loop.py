@@ -145,8 +145,7 @@ class _Run:
         if metrics is None:
             metrics = {}
             self.learner.after_step(0)  # initializes the state of a new run, such as the queue
-        if distributed.rank() == 0:
-            self.tracker.resume(self.progress.step)
+        distributed.on_first(lambda: self.tracker.resume(self.progress.step))
         return metrics
 
     def rewind(self, max_rewinds: int) -> None:
@@ -175,7 +174,7 @@ class _Run:
         self.progress.guard = guard  # only this guard knows the rewinds and skips since the checkpoint
         if distributed.rank() == 0:
             logger.warning("%s were bad: rewind to step %d, skip the data up to step %d", bad_steps, saved_step, step)
-            self.tracker.resume(saved_step)
+        distributed.on_first(lambda: self.tracker.resume(saved_step))
 
     def compare_workers(self) -> None:
         """Raise RankDesync if the weights, key encoder or queue differ between workers."""

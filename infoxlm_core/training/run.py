@@ -30,6 +30,7 @@ def run_directory(
 
     Raises:
         LeaseHeld: another process trains this run.
+        DataCorrupt: the curves of the run are damaged.
     """
     accept_changes = config.resume == directory.name  # users accept changes by naming the run
     checkpoints = Checkpoints(
@@ -37,7 +38,7 @@ def run_directory(
     )
     with contextlib.ExitStack() as stack:
         distributed.on_first(lambda: stack.enter_context(checkpoints.locked()))
-        run_tracker = track(directory / METRICS) if distributed.rank() == 0 else FileTracker(os.devnull)
+        run_tracker = distributed.on_first(lambda: track(directory / METRICS)) or FileTracker(os.devnull)
         stack.callback(run_tracker.close)
         yield checkpoints, run_tracker
 

@@ -18,6 +18,7 @@ from infoxlm_core.training.checkpoints import list_checkpoints
 from infoxlm_core.training.distributed import checksum
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
+from infoxlm_core.training.tracker import FileTracker
 from tests.helpers import workers
 from tests.helpers.curves import numbers
 from tests.toys.pretraining import tiny_config
@@ -162,8 +163,8 @@ def test_a_difference_between_workers_is_detected_before_anything_is_saved(tiny_
         assert not list_checkpoints(tmp_path / name)
 
 
-def pretrain_with_damaged_text(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
-    """Train until a read fails on the second worker. Save the error of each worker."""
+def pretrain_with_damaged_files(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    """Train until a read fails on one worker. Save the error of each worker."""
     workers.join(rank, size, port)
     distributed.from_first(None)  # connects the workers, so that none would wait for one that has ended
 
@@ -171,8 +172,8 @@ def pretrain_with_damaged_text(rank: int, size: int, port: int, shards: Path, ba
         raise DataCorrupt("000000.safetensors is missing")
 
     with pytest.MonkeyPatch.context() as patch:
-        if rank == 1:
-            reader, method = READS[base.name]
+        failing_rank, reader, method = READS[base.name]
+        if rank == failing_rank:
             patch.setattr(reader, method, fail)
         with pytest.raises(DataCorrupt) as failure:
             pretrain(tiny_config(), shards, base / "out", base / "run")
@@ -181,19 +182,21 @@ def pretrain_with_damaged_text(rank: int, size: int, port: int, shards: Path, ba
 
 
 READS = {
-    "opening the shards": (pretraining, "open_shards"),
-    "filling the queue": (Sampler, "draw_for_queue"),
-    "drawing a batch": (Sampler, "draw"),
+    "opening the shards": (1, pretraining, "open_shards"),
+    "filling the queue": (1, Sampler, "draw_for_queue"),
+    "drawing a batch": (1, Sampler, "draw"),
+    "opening the curves": (0, FileTracker, "__init__"),
+    "resuming the curves": (0, FileTracker, "resume"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("read", READS)
-def test_all_workers_end_with_the_error_of_one_whose_text_is_damaged(tiny_shards, tmp_path, read):
+def test_all_workers_end_with_the_error_of_one_whose_files_are_damaged(tiny_shards, tmp_path, read):
     base = tmp_path / read
     base.mkdir()
 
-    workers.start(pretrain_with_damaged_text, 2, tiny_shards, base)
+    workers.start(pretrain_with_damaged_files, 2, tiny_shards, base)
 
     assert [(base / str(rank)).read_text() for rank in range(2)] == ["000000.safetensors is missing"] * 2
 
