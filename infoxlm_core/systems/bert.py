@@ -6,7 +6,7 @@ form a document. `<s>` and `</s>` serve as [CLS] and [SEP].
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -243,6 +243,7 @@ class BERTSystem(TextSystem):
     network_class = BERT
     sampler_class = BERTSampler
     config_class = BertConfig
+    supported_settings: ClassVar[dict[str, Any]] = {"hidden_act": "gelu", "is_decoder": False}
     first_token = "<s>"  # noqa: S105 - a token of the vocabulary, not a password
     second_type = 1
     parameter_names: ClassVar[list[tuple[str, str]]] = [  # all other names are XLM-R's with the prefix `bert.`

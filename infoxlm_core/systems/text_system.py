@@ -33,6 +33,7 @@ class TextSystem(System):
     network_class: ClassVar[type[TextNetwork]]
     sampler_class: ClassVar[type[TextSampler]]
     config_class: ClassVar[type[PretrainedConfig]]
+    supported_settings: ClassVar[dict[str, Any]]  # the only supported values of fields of config.json
     parameter_names: ClassVar[list[tuple[str, str]]]  # (pattern, replacement) rules, applied before XLM-R's
     first_token: ClassVar[str]  # the token that starts every sequence
     second_type: ClassVar[int]  # token type of a pair's second text
@@ -193,7 +194,7 @@ class TextSystem(System):
         """Read an exported model's config.json.
 
         Raises:
-            InputError: the file is missing or damaged, or names another architecture.
+            InputError: the file is missing or damaged, or describes another architecture.
         """
         path = directory / "config.json"
         model_type = self.config_class.model_type
@@ -212,6 +213,10 @@ class TextSystem(System):
                 f"{path}: {config.num_attention_heads} attention heads do not divide a hidden size of "
                 f"{config.hidden_size}: give a model of this system"
             )
+        for name, supported_value in self.supported_settings.items():
+            value = getattr(config, name)
+            if value != supported_value:
+                raise InputError(f"{path}: {name} is {value!r}, not {supported_value!r}: give a model of this system")
         return config
 
     def _check_stored_shapes(self, size: EncoderSize, directory: Path) -> None:

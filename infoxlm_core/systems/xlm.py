@@ -236,6 +236,7 @@ class XLMSystem(TextSystem):
     network_class = XLM
     sampler_class = XLMSampler
     config_class = XLMConfig
+    supported_settings: ClassVar[dict[str, Any]] = {"gelu_activation": True, "sinusoidal_embeddings": False}
     first_token = "</s>"  # noqa: S105 - a token of the vocabulary, not a password
     second_type = 0
     parameter_names: ClassVar[list[tuple[str, str]]] = [

@@ -292,9 +292,11 @@ def test_run_starts_from_an_exported_model(tiny_shards, tmp_path, row):
         ("XLM-MLM", {"n_heads": 0}, r"config\.json: 0 attention heads do not divide a hidden size of 16"),
         ("mBERT", {"hidden_size": None}, r"config\.json cannot be read \(.*hidden_size.*expected int, got NoneType"),
         ("mBERT", {"num_attention_heads": 3}, r"config\.json: 3 attention heads do not divide a hidden size of 16"),
+        ("XLM-MLM", {"gelu_activation": False}, r"config\.json: gelu_activation is False, not True"),
+        ("mBERT", {"hidden_act": "relu"}, r"config\.json: hidden_act is 'relu', not 'gelu'"),
     ],
 )
-def test_start_with_a_damaged_config_is_refused(tiny_shards, tmp_path, row, change, reason):
+def test_start_with_a_damaged_or_unsupported_config_is_refused(tiny_shards, tmp_path, row, change, reason):
     shards = open_shards(tiny_shards)
     export(learner_of(config_of(row), shards), shards, tmp_path)
     config_file = tmp_path / "config.json"
