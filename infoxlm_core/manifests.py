@@ -36,8 +36,8 @@ VERSIONS = {
     "classifier": FINETUNING,  # finetune
     "tuned": FINETUNING,  # measure, of a suite
     "scores": 4,  # evaluate
-    "translator": 1,  # translate
-    "translations": 1,  # evaluate_translation
+    "translator": 2,  # translate
+    "translations": 2,  # evaluate_translation
     "points": 1,  # measure, of a suite
     "comparison": 4,  # compare
     "suite": 4,  # summarise

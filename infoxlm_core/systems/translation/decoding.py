@@ -38,14 +38,19 @@ def max_translation_tokens(source_tokens: int) -> int:
 
 
 def create_bleu(language: str) -> BLEU:
-    """Create sacreBLEU's metric with the tokenizer of the target language."""
+    """Create sacreBLEU's metric with the tokenizer of the target language, and without smoothing as in XLM.
+
+    Without smoothing, translations that share no 4-gram with the references have a BLEU of 0.
+    """
     code = languages.two_letters(language)
     if code == "zh":
-        return BLEU(tokenize="zh")
+        tokenizer = "zh"
     # Text without spaces is compared by characters: sacreBLEU's word segmenters need other packages or downloads.
-    if code in ("ja", "km", "lo", "my", "th"):
-        return BLEU(tokenize="char")
-    return BLEU(tokenize="13a")
+    elif code in ("ja", "km", "lo", "my", "th"):
+        tokenizer = "char"
+    else:
+        tokenizer = "13a"
+    return BLEU(tokenize=tokenizer, smooth_method="none")
 
 
 def compute_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> tuple[float, str]:

@@ -65,6 +65,7 @@ def test_bleu_compares_with_the_original_reference_instead_of_its_normal_form():
         ),
         ("a b c d", "a b c d e f", 100 * math.exp(1 - 6 / 4)),  # the brevity penalty
         ("", "a b c d", 0),
+        ("a b c d e", "a b c x d e", 0),  # no common 4-gram
     ],
 )
 def test_bleu_is_the_geometric_mean_of_clipped_precisions(translation, reference, expected):
@@ -72,6 +73,7 @@ def test_bleu_is_the_geometric_mean_of_clipped_precisions(translation, reference
 
     assert score == pytest.approx(expected)
     assert "tok:13a" in signature
+    assert "smooth:none" in signature
     assert "version:" in signature
 
 
