@@ -175,11 +175,15 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
 
 
 def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
-    """Build an artifact in a temporary directory, and rename the directory to `path` when it is complete."""
-    if path.exists():
-        raise InputError(f"{path} exists but has no {manifests.NAME}: remove it")
+    """Build an artifact in a temporary directory, and rename the directory to `path` when it is complete.
+
+    A directory without a manifest at `path`, which an interrupted deletion has left, is removed.
+    """
     manifests.make_directory(path.parent)
     with locks.scratch_directory(path.parent) as scratch:
+        # In this order, because another process may finish the artifact at any time.
+        if path.is_dir() and not (path / manifests.NAME).exists():
+            path.rename(scratch / "incomplete")
         output = scratch / "artifact"
         output.mkdir()
         facts = build(output)

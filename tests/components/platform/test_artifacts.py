@@ -55,6 +55,18 @@ def test_failed_build_leaves_no_files(tmp_path):
 
 
 @pytest.mark.item("F14")
+def test_artifact_whose_deletion_was_interrupted_is_built_again(tmp_path):
+    directory = get_or_build(tmp_path)
+    (directory / manifests.NAME).unlink()  # `infoxlm gc` deletes it first
+    (directory / "left").touch()
+
+    assert get_or_build(tmp_path) == directory
+
+    assert not (directory / "left").exists()
+    assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["abc"]
+
+
+@pytest.mark.item("F14")
 def test_concurrent_stages_build_an_artifact_once_and_one_at_a_time(tmp_path):
     builds, running, running_counts = [], [], []
 
