@@ -3,14 +3,16 @@
 The result combines abilities of the start model with abilities from the training (LM-Cocktail, Xiao et al. 2023).
 """
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.huggingface.pretrained import PROJECTION, WEIGHTS
@@ -35,6 +37,7 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
     _check_same_type_and_tokenizer(start, encoder)
     weights = _interpolate_weights(start, encoder, weight)
     _copy_other_files(encoder, output)
+    _set_dtype(output / "config.json")
     save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
     if (encoder / PROJECTION).is_file():
         projection = _interpolate_projections(start, encoder, weight)
@@ -52,6 +55,15 @@ def _copy_other_files(encoder: Path, output: Path) -> None:
             shutil.copytree(path, output / path.name)
         else:
             shutil.copy2(path, output / path.name)
+
+
+def _set_dtype(config_file: Path) -> None:
+    """Set the data type in a config.json to fp32. Transformers would convert the weights to a different type."""
+    config = user_files.read_json(config_file, dict[str, Any], "copy the model again")
+    former_dtype = config.pop("torch_dtype", "float32")  # former name of `dtype`
+    if config.get("dtype", former_dtype) != "float32":  # otherwise, keep the file as it is
+        config["dtype"] = "float32"
+        config_file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _check_same_type_and_tokenizer(start: Path, encoder: Path) -> None:

@@ -1,5 +1,7 @@
 """Interpolation between an encoder and its start: exact weights, a complete directory, and refusals."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -40,6 +42,18 @@ def test_weight_of_a_quarter_adds_a_quarter_of_every_difference(models, tmp_path
     files = {path.name for path in (tmp_path / "merged").iterdir()}
     assert files == {path.name for path in encoder.iterdir()} - {manifests.NAME}
     AutoModel.from_pretrained(tmp_path / "merged"), AutoTokenizer.from_pretrained(tmp_path / "merged")
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_transformers_loads_the_average_of_models_in_half_precision_as_fp32(models, tmp_path, key):
+    start, encoder = models
+    config = json.loads((encoder / "config.json").read_text())
+    config.pop("dtype", None)
+    (encoder / "config.json").write_text(json.dumps(config | {key: "float16"}))
+
+    interpolate(start, encoder, 0.25, tmp_path / "merged")
+
+    assert AutoModel.from_pretrained(tmp_path / "merged").dtype == torch.float32
 
 
 def test_files_in_subfolders_of_the_encoder_are_copied(models, tmp_path):
