@@ -255,7 +255,7 @@ class BatchesConfig(StageConfig):
     """Number of samples of each objective per forward pass of a worker. It changes memory and speed, and with dropout
     also the result."""
 
-    block_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
+    block_tokens: Annotated[Whole, Field(ge=5, le=2**20)] = 512  # BERT: [CLS], two [SEP] and a token for each part
     """Largest length of an MLM sequence, in tokens including special tokens."""
 
     side_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 254

@@ -164,6 +164,16 @@ def test_bert_samples_have_two_segments_and_no_masked_special_tokens(tiny_shards
 
 
 @pytest.mark.item("A19")
+def test_smallest_blocks_hold_two_segments_of_a_token(tiny_shards):
+    sampler = BERTSampler(open_shards(tiny_shards), config_of("mBERT", batches={"block_tokens": 5}))
+
+    lengths = [length for step in range(20) for length in sampler.draw(step, 0).inputs.lengths]
+
+    assert set(lengths) == {5}
+    with pytest.raises(ConfigError, match=r"^batches\.block_tokens: .*greater than or equal to 5, not 4"):
+        config_of("mBERT", batches={"block_tokens": 4})
+
+
 def test_half_of_the_second_parts_come_from_another_document(tmp_path):
     shards = open_shards(write_shards(tmp_path, {"one": 40 * DOCUMENT_SENTENCES}))
     sampler = BERTSampler(shards, config_of("mBERT"))
