@@ -60,14 +60,15 @@ def finetune(
         InputError: the data or encoder is unusable, or the selection rule lacks development sets.
         CorpusTooSmall: there is no training text, or fewer than two labels.
     """
-    training = read_training(config, encoder, corpus)
-    selection.check_dev_languages(config.selection.rule, training.source_language, training.dev_languages)
-    module = task_models.create(
-        encoder, training.head, training.labels, config.dropout, training.head_dropout, config.seed
-    ).to(distributed.device())
+    with distributed.sharing_errors():  # the files of one machine may be damaged or unavailable
+        training = read_training(config, encoder, corpus)
+        selection.check_dev_languages(config.selection.rule, training.source_language, training.dev_languages)
+        module = task_models.create(
+            encoder, training.head, training.labels, config.dropout, training.head_dropout, config.seed
+        ).to(distributed.device())
+        fingerprint = _make_fingerprint(config, encoder, training)
     optimization = choose_steps(config, len(training.examples))
     best_checkpoints = BestCheckpoints(run, config.selection, training.source_language)
-    fingerprint = _make_fingerprint(config, encoder, training)
     # To save memory and time, train only the embeddings of tokens that occur in the examples.
     limited_training, restore_embeddings = active_vocabulary.limit_words(module, training, optimization.weight_decay)
     learner = TaskLearner(config, module, limited_training, optimization.steps, best_checkpoints)

@@ -19,7 +19,7 @@ IMPORTED_ONCE = [
 """An optimizer and sharding import the last two when they are first used."""
 
 
-def start(work: Callable[..., None], workers: int, inputs: Path, base: Path) -> None:
+def start(work: Callable[..., None], workers: int, inputs: object, base: Path) -> None:
     """Run `work(rank, workers, port, inputs, base)` in `workers` processes, wait for them, and raise the first error.
 
     The processes are forked from one that has imported torch, because importing takes seconds.

@@ -71,16 +71,17 @@ def train(
         InputError: the corpus has no held-out pairs, or validation uses all of them.
         Other errors: see `open_shards`, `build`, `TranslationSampler` and `loop.train`.
     """
-    shards = open_shards(shards_path)
-    held_out = HeldOutPairs.read(corpus, config.languages)
-    held_out.skip(config.validation_pairs)  # fails now rather than after training if no pair remains for evaluation
-    validation = held_out.take(config.validation_pairs)
-    best_checkpoints = BestCheckpoints(run, SelectionConfig(rule="joint"), source_language="")
-    model = build(config, shards, encoder)
-    translator = TextTranslator.with_shards_tokenizer(model, config, shards)
-    sampler = TranslationSampler(shards, config)
-    learner = TranslationLearner(config, translator, sampler, validation, best_checkpoints)
-    inputs = {"shards": shards.manifest["digest"], "encoder": pretrained.digest_weights(encoder)}
+    with distributed.sharing_errors():  # the files of one machine may be damaged or unavailable
+        shards = open_shards(shards_path)
+        held_out = HeldOutPairs.read(corpus, config.languages)
+        held_out.skip(config.validation_pairs)  # fails now rather than after training if no pair remains for evaluation
+        validation = held_out.take(config.validation_pairs)
+        best_checkpoints = BestCheckpoints(run, SelectionConfig(rule="joint"), source_language="")
+        model = build(config, shards, encoder)
+        translator = TextTranslator.with_shards_tokenizer(model, config, shards)
+        sampler = TranslationSampler(shards, config)
+        learner = TranslationLearner(config, translator, sampler, validation, best_checkpoints)
+        inputs = {"shards": shards.manifest["digest"], "encoder": pretrained.digest_weights(encoder)}
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["translator"], inputs)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
         metrics = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every, learner.observe)

@@ -26,6 +26,7 @@ from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
+from tests.helpers import workers
 from tests.toys.finetuning import config
 
 CLASSIFICATION = TASKS["classification"].head
@@ -54,6 +55,29 @@ def test_classifier_learns_the_labels_and_is_exported_for_transformers(encoder, 
     logits = model(**tokenizer(english["text"].tolist(), padding=True, return_tensors="pt")).logits
     labels = [model.config.id2label[index] for index in logits.argmax(1).tolist()]
     assert (english["label"] == labels).mean() > 0.9
+
+
+def finetune_without_text_on_the_second_worker(rank: int, size: int, port: int, encoder: Path, base: Path) -> None:
+    """Fine-tune with a table that only the first worker has. Save the error of each worker."""
+    workers.join(rank, size, port)
+    distributed.from_first(None)  # connects the workers, so that none would wait for one that has ended
+    with pytest.raises(InputError) as failure:
+        finetune(config(base / f"disk-{rank}/table.tsv"), encoder, None, base / "out", base / "run")
+    (base / f"error-{rank}").write_text(str(failure.value))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_all_workers_end_with_the_error_of_one_that_cannot_read_the_text(encoder, data, tmp_path):
+    (tmp_path / "disk-0").mkdir()
+    shutil.copy(data, tmp_path / "disk-0/table.tsv")
+
+    workers.start(finetune_without_text_on_the_second_worker, 2, encoder, tmp_path)
+
+    errors = [(tmp_path / f"error-{rank}").read_text() for rank in range(2)]
+    assert "disk-1/table.tsv" in errors[0]
+    assert errors[1] == errors[0]
+    assert not (tmp_path / "run").exists()
 
 
 def test_run_resumes_with_the_same_data_in_another_folder_but_not_with_other_data(encoder, data, tmp_path):

@@ -28,9 +28,10 @@ from infoxlm_core.systems.translation.model import Translator
 from infoxlm_core.systems.translation.samples import TranslationSampler, add_noise, denoising_weight, pack_sentences
 from infoxlm_core.systems.translation.stage import TranslationLearner, build, train
 from infoxlm_core.systems.xlm import XLM, XLMSystem
-from infoxlm_core.training import optimizer, tracker
+from infoxlm_core.training import distributed, optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
+from tests.helpers import workers
 from tests.toys.corpus import tokenized, write_corpus
 from tests.toys.pretraining import VOCABULARY
 from tests.toys.systems import config_of, export
@@ -433,6 +434,27 @@ def test_training_without_test_pairs_is_refused_before_its_first_step(trained, t
     with pytest.raises(InputError, match=rf"the validation uses all held-out pairs.*\({pair_count}\)"):
         trained.repeat(tmp_path, tmp_path / "run", config=config)
 
+    assert not (tmp_path / "run").exists()
+
+
+def train_without_pairs_on_the_second_worker(rank: int, size: int, port: int, toy: ToyTraining, base: Path) -> None:
+    """Train with a corpus whose held-out pairs only the first worker has. Save the error of each worker."""
+    workers.join(rank, size, port)
+    distributed.from_first(None)  # connects the workers, so that none would wait for one that has ended
+    corpus = toy.corpus if rank == 0 else base / "empty"
+    with pytest.raises(InputError) as failure:
+        toy.repeat(base / "out", base / "run", corpus=corpus)
+    (base / f"error-{rank}").write_text(str(failure.value))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_all_workers_end_with_the_error_of_one_that_cannot_read_the_pairs(trained, tmp_path):
+    workers.start(train_without_pairs_on_the_second_worker, 2, trained, tmp_path)
+
+    errors = [(tmp_path / f"error-{rank}").read_text() for rank in range(2)]
+    assert "empty/held_out has no pairs of en and de" in errors[0]
+    assert errors[1] == errors[0]
     assert not (tmp_path / "run").exists()
 
 
