@@ -18,10 +18,13 @@ from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.huggingface.pretrained import PROJECTION, WEIGHTS
 
 _REMEDY = "give the encoder, and the model that its training started from"
+_NOT_COPIED = (PROJECTION, manifests.NAME, "README.md", "onnx", "openvino")
+"""Names of an encoder's files and directories that do not fit the interpolated model. The model card describes the
+encoder's own results, and the exports in `onnx` and `openvino` contain its own weights."""
 
 
 def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None:
-    """Write the model `start + weight * (encoder - start)`, with the encoder's other files except the manifest.
+    """Write the model `start + weight * (encoder - start)`, with the encoder's other files except `_NOT_COPIED`.
 
     If the start model has no contrast projection, the encoder's projection is copied.
 
@@ -45,11 +48,11 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
 
 
 def _copy_other_files(encoder: Path, output: Path) -> None:
-    """Copy all files and directories of an encoder except its weights, projection and manifest."""
+    """Copy all files and directories of an encoder except its weights and `_NOT_COPIED`."""
     output.mkdir(parents=True)
     weight_files = {*encoder.glob("model.safetensors*"), *encoder.glob("model-*.safetensors")}  # including their index
     for path in encoder.iterdir():
-        if path in weight_files or path.name in (PROJECTION, manifests.NAME):
+        if path in weight_files or path.name in _NOT_COPIED:
             continue
         if path.is_dir():  # a sentence-transformers module with its own weights, such as 2_Dense
             shutil.copytree(path, output / path.name)

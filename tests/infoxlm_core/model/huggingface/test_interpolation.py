@@ -66,6 +66,18 @@ def test_files_in_subfolders_of_the_encoder_are_copied(models, tmp_path):
     assert load_file(tmp_path / "merged/2_Dense/model.safetensors")["linear.weight"].eq(1).all()
 
 
+def test_exports_and_card_of_the_encoder_are_not_copied(models, tmp_path):
+    start, encoder = models
+    (encoder / "onnx").mkdir()
+    (encoder / "onnx/model.onnx").write_bytes(b"weights of the encoder")
+    (encoder / "README.md").write_text("Results of the encoder")
+
+    interpolate(start, encoder, 0.25, tmp_path / "merged")
+
+    assert not (tmp_path / "merged/onnx").exists()
+    assert not (tmp_path / "merged/README.md").exists()
+
+
 @pytest.mark.parametrize("weight", [0, 1])
 def test_weights_zero_and_one_give_the_two_models_bit_for_bit(models, tmp_path, weight):
     interpolate(*models, weight, tmp_path / "merged")
