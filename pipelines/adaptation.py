@@ -73,6 +73,7 @@ def plan_settings(
 
     Raises:
         InputError: the encoder or a translation file cannot be used.
+        CorpusTooSmall: the files have no translation pairs in these languages, or too few messages.
     """
     pivot = languages[0]
     corpora = [make_corpus_config(path, languages) for path in pairs]
@@ -88,6 +89,11 @@ def plan_settings(
         pair_limit=MAX_STEPS * batch_size // EPOCHS,
         message_limit=math.ceil(MIN_HELD_OUT_MESSAGES / HELD_OUT_SHARE),
     )
+    if not counts.pairs:
+        raise CorpusTooSmall(
+            f"{', '.join(pairs)}: no translation pair has a side in {pivot}, the first of --languages, and a side in "
+            f"{' or '.join(languages[1:])}. Give --languages that the files have, first the one that all pairs share."
+        )
     steps = choose_steps(counts.pairs, batch_size)
     logger.info("counted %d translation pairs: %d steps of %d pairs", counts.pairs, steps, batch_size)
     return {

@@ -10,6 +10,7 @@ from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, NotProm
 from infoxlm_core.tasks.retrieval import files
 from pipelines import adaptation
 from pipelines.cli.app import CONFIGS
+from tests.toys.models import save_model
 from tests.toys.text import messages, write_catalogs
 
 TEMPLATE = CONFIGS / "adapt.yaml"
@@ -76,6 +77,15 @@ def test_at_least_a_hundred_messages_are_held_out(message_count, share):
 def test_too_few_messages_are_refused():
     with pytest.raises(CorpusTooSmall, match=r"about 399 messages\. Give at least 400"):
         adaptation.choose_held_out_share(399)
+
+
+def test_translations_without_the_first_language_are_refused_by_its_name(tmp_path):
+    start = save_model(tmp_path / "start")
+    memory = tmp_path / "memory.jsonl"
+    memory.write_text('{"de": "Datei speichern", "fr": "Enregistrer le fichier"}\n', encoding="utf-8")
+
+    with pytest.raises(CorpusTooSmall, match=r"no translation pair has a side in en, .* in de or fr\."):
+        adaptation.plan_settings(str(start), [str(memory)], ["en", "de", "fr"], "guard", None, tmp_path)
 
 
 def test_unsupported_start_is_refused_before_the_translations_are_read(tmp_path):
