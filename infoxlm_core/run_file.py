@@ -26,6 +26,8 @@ from infoxlm_core.systems.translation.config import TRANSLATION_METRIC, Translat
 from infoxlm_core.tasks.classification.task import ClassificationConfig
 
 MAX_SIZE = 1 << 18  # bytes; PyYAML would need minutes for a larger config file
+SEEDS_OF_TRIALS = ("pretraining.seed", "finetuning.seed", "translation.seed")
+"""Settings that each trial of an ablation replaces with its own seed."""
 Config = TypeVar("Config", bound=StageConfig)
 
 
@@ -391,7 +393,7 @@ def _check_overrides_of_trials(trials: Sequence[Mapping[str, Any]], overrides: M
             values["translation"] = translation.model_dump(mode="json")
         values_of_trials.append(values)
     for name in overrides:
-        if trials and name in ("pretraining.seed", "finetuning.seed", "translation.seed"):
+        if trials and name in SEEDS_OF_TRIALS:
             raise ConfigError(f"overrides: {name!r}: each trial has its own seed: change `trials`")
         distinct_values = {json.dumps(_find_by_name(values, name)) for values in values_of_trials}
         if len(distinct_values) > 1:

@@ -51,12 +51,23 @@ def plan_trials(config: RunConfig, path: Path, only: Sequence[str], seeds: Seque
     return trials
 
 
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if an override such as `pretraining.seed=5` sets a seed that each trial replaces."""
+    for assignment in overrides:
+        if assignment.partition("=")[0].strip() in run_file.SEEDS_OF_TRIALS:
+            raise ConfigError(
+                f"--set {assignment!r:.200} has no effect, because each trial has its own seed. Give --seeds instead."
+            )
+
+
 def _apply_overrides(config: RunConfig, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return a variant's settings by section: `pretraining`, and `translation` if the run has this section.
 
     Raises:
-        ConfigError: a setting is invalid, or the variant overrides a missing section.
+        ConfigError: a setting is invalid, or the variant overrides a missing section or a seed.
     """
+    if "seed" in variant or "seed" in variant.get("translation", {}):
+        raise ConfigError("the variant sets a seed, but each trial has its own. Remove it, and give --seeds")
     pretraining_overrides = {key: value for key, value in variant.items() if key not in _SPECIAL_KEYS}
     translation_overrides = variant.get("translation", {})
     settings = {"pretraining": _override_section(config.pretraining, "pretraining", pretraining_overrides)}

@@ -36,6 +36,7 @@ class TrialSelection:
 
 @command()
 def submit(
+    context: typer.Context,
     config: Annotated[
         Path,
         typer.Argument(
@@ -78,6 +79,9 @@ def submit(
     yourself, submit the same settings again: finished artifacts are reused, and training resumes from its last
     checkpoint.
     """
+    _check_options(context, pipeline)
+    if pipeline.endswith("ablations"):
+        trials.check_overrides(set_ or [])
     cluster_file = run_file.load_config(ClusterFile, cluster)
     selection = TrialSelection(variants, split_list(only), seeds)
     arguments = prepare_parameters(pipeline, config, cluster_file, set_ or [], selection)
@@ -174,6 +178,19 @@ def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` p
     with kubeflow.translate_errors(host):
         client.terminate_run(run)
     typer.echo(f"asked Kubeflow to terminate run {run}")
+
+
+def _check_options(context: typer.Context, pipeline: str) -> None:
+    """Raise ConfigError if the user gave an option that selects trials, but the pipeline does not use this option."""
+    if pipeline.endswith("ablations"):
+        return
+    unused_options = ("variants", "seeds") if pipeline == "suite" else ("variants", "only", "seeds")
+    for option in unused_options:
+        source = context.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"--{option} has no effect on the pipeline {pipeline}. Remove it, or choose another --pipeline."
+            )
 
 
 def prepare_parameters(

@@ -10,6 +10,7 @@ import typer
 from infoxlm_core import run_file
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.suite_config import SuiteConfig
+from pipelines import trials
 from pipelines.cli.app import Overrides, RunFile, Store, Variants, command, find_config, split_list
 from pipelines.submit import PIPELINES
 
@@ -60,10 +61,11 @@ def ablate(
     The text is prepared and tokenized once. A failed trial is reported and does not stop the others. If the command is
     interrupted, run it again to resume.
     """
+    trials.check_overrides(set_ or ())
     # Later overrides win, so `--set num_workers=…` takes precedence over --num-workers.
     run_config = run_file.load(config, [f"num_workers={num_workers}", *(set_ or ())])
     run_config.check_whole_run()
-    from pipelines import local, trials
+    from pipelines import local
     from pipelines.ablations import ablations
     from pipelines.translation import translation_ablations
 

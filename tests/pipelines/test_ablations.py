@@ -15,6 +15,7 @@ from infoxlm_core.errors import ConfigError
 from pipelines import trials
 from pipelines.cli.app import CONFIGS
 from tests.helpers.commands import infoxlm, only, runs_of
+from tests.pipelines.commands import assert_refused, invoke
 from tests.toys.run import write_config
 
 VARIANTS = CONFIGS / "ablations.yaml"
@@ -80,6 +81,7 @@ def test_forty_trials_fit_into_one_process_argument(demo):
         ("a: {objectives: {xlc: 0}}", (), "variant a: pretraining.objectives.xlc: unknown name; known are"),
         ("a: {contrast: 3}", (), "variant a: pretraining.contrast: Input should be"),
         ("a: {translation: {encoder: random}}", (), "variant a: the variant changes the section translation, but"),
+        ("a: {seed: 5}", (), "variant a: the variant sets a seed, but each trial has its own"),
         ("a: {also: [b]}", ("b",), "has also ['b']. Give text."),
         ("a: {translation: random}", (), "has translation 'random'. Give a mapping."),
         ("a: {}\nb: {what: the same}", (), "are the same with this config. Choose one"),
@@ -102,6 +104,13 @@ def test_invalid_variant_is_refused_in_one_line(demo, tmp_path, variants, only, 
 def test_seeds_that_are_repeated_or_no_whole_numbers_are_refused(seeds):
     with pytest.raises(ConfigError, match="Give different whole numbers, such as 1,2,3"):
         trials.parse_seeds(seeds)
+
+
+@pytest.mark.parametrize("name", ["pretraining.seed", "finetuning.seed"])
+def test_override_of_a_seed_that_each_trial_replaces_is_refused(tmp_path, name):
+    result = invoke("ablate", "demo", "--only", "no-variant", "--store", tmp_path, "--set", f"{name}=5")
+
+    assert_refused(result, f"--set '{name}=5' has no effect, because each trial has its own seed. Give --seeds")
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,28 @@ def test_suite_has_its_models_as_parameters(tmp_path, submit_parameters):
     assert cluster_commands.list_iteration_names(values) == ["ours tatoeba"]
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "option", "value"),
+    [
+        ("infoxlm", "--seeds", "1,2,3"),
+        ("infoxlm", "--only", "full"),
+        ("promotion", "--variants", "ablations"),
+        ("suite", "--seeds", "7"),
+    ],
+)
+def test_option_that_the_pipeline_does_not_use_is_refused(kubeflow, config, submit_file, pipeline, option, value):
+    result = submit_file(config, "--no-wait", "--pipeline", pipeline, option, value)
+
+    assert_refused(result, f"{option} has no effect on the pipeline {pipeline}. Remove it, or")
+    assert kubeflow.list_bodies("/runs") == []
+
+
+def test_override_of_a_seed_that_each_trial_replaces_is_refused(config, submit_file):
+    result = submit_file(config, "--pipeline", "ablations", "--set", "pretraining.seed=5")
+
+    assert_refused(result, "--set 'pretraining.seed=5' has no effect")
+
+
 def test_promotion_has_the_candidate_and_its_gate_as_parameters(config, submit_parameters):
     gate = "registration.gate={classification/mean: -0.01}"
 
