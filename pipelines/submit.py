@@ -43,7 +43,7 @@ _FORM_ADVICE = (
 _POLL_SECONDS = 10.0
 _SECONDS_BETWEEN_RUNS = 60.0  # time for a failed storage or node to recover
 _MAX_SECONDS_WITHOUT_SERVER = 3600
-_HOST_PATTERN = re.compile(r"(https?://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
+_HOST_PATTERN = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
 _END_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
 
@@ -146,8 +146,11 @@ def connect(host: str, namespace: str = "") -> Any:
         StorageUnavailable: the server does not answer.
         InputError: the host is not a URL, or the server refuses, requires a login, or is too old.
     """
-    if not _HOST_PATTERN.fullmatch(host):  # the client would search for a server if the host were empty
-        raise InputError(f"--host {host!r:.200} is not a URL. Give the URL of Kubeflow Pipelines, https://…")
+    # The client would search for a server if the host were empty, and use https if the host had no scheme.
+    if not _HOST_PATTERN.fullmatch(host):
+        raise InputError(
+            f"--host {host!r:.200} is not a URL. Give the URL of Kubeflow Pipelines, https://… or http://…"
+        )
     from kfp import client as kfp
 
     class Client(kfp.Client):

@@ -338,7 +338,7 @@ def test_new_or_unknown_version_of_kubeflow_is_accepted(kubeflow, version):
     assert submit.connect(kubeflow.host)
 
 
-@pytest.mark.parametrize("host", ["", "a\nb", "ftp://x", "https://"])
+@pytest.mark.parametrize("host", ["", "a\nb", "ftp://x", "https://", "localhost:8080", "kubeflow.example"])
 def test_host_that_is_no_url_is_refused(host):
     result = invoke("cancel", "r-1", "--host", host)
 
