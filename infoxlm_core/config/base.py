@@ -147,9 +147,16 @@ class StageConfig(BaseModel):
 
 def _describe_error(config_class: type[StageConfig], error: ValidationError, section: str) -> str:
     """Describe the first invalid field in one line: its name, the rule and its value."""
-    first_error = error.errors()[0]
+    errors = error.errors()
+    first_names, _ = _follow_location(config_class, errors[0]["loc"])
+    first_error, names = errors[0], first_names
+    # A field with several possible types has an error for each type. The innermost error is that of the type that the
+    # user meant: for a list with an unknown language, it names the language.
+    for other_error in errors[1:]:
+        other_names, _ = _follow_location(config_class, other_error["loc"])
+        if other_names[: len(first_names)] == first_names and len(other_names) > len(names):
+            first_error, names = other_error, other_names
     location = first_error["loc"]
-    names, _ = _follow_location(config_class, location)
     field = ".".join(name for name in (section, *names) if name != "")  # `section` may be empty
     reason = first_error["msg"].removeprefix("Value error, ")
     if first_error["type"] == "extra_forbidden":
@@ -158,7 +165,7 @@ def _describe_error(config_class: type[StageConfig], error: ValidationError, sec
     elif first_error["type"] not in ("value_error", "missing"):
         # Our own validators already name the value, and a missing field has none.
         reason += f", not {first_error['input']!r:.120}"
-    further_error_count = error.error_count() - 1
+    further_error_count = len(errors) - 1
     further_errors = f" (and {further_error_count} more)" if further_error_count else ""
     return f"{field or config_class.__name__}: {reason}{further_errors}"
 

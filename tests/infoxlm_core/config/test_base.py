@@ -127,6 +127,8 @@ def test_field_added_later_is_part_of_artifact_keys_only_if_it_is_set(config_cla
         (RegistrationConfig, {"gate": {"retrieval/contrast": 0}}, "retrieval/contrast.*: .* give retrieval/served"),
         (RegistrationConfig, {"gate": {"retrieval/served": 5}}, "gate.retrieval/served: Input should be less than 1"),
         (EvaluationConfig, {"guard": {"data": "a", "languages": 14}}, "^guard.languages: Input should be 'all', '14'"),
+        (EvaluationConfig, {"guard": {"data": "a", "languages": ["de", "xx"]}}, "^guard.languages.1: .*, not 'xx'"),
+        (CorpusSource, TEXT | {"path": ["a", 3]}, r"^path\.1: Input should be a valid string, not 3"),
         (CorpusSource, TEXT | {"path": 3}, r"^path: Input should be a valid string, not 3 \(and 1 more\)$"),
         (EvaluationConfig, {"merge": [0.5]}, r"merge needs a guard .* set evaluation\.guard"),
     ],
