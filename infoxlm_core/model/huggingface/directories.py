@@ -59,8 +59,9 @@ def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
     pickles = sorted(name for name in file_names if name.endswith(".bin"))
     if has_config and pickles:
         raise InputError(
-            f"{source} has {pickles[0]}, but no *.safetensors, and pickles are not read: convert a local copy with "
-            f"`infoxlm import {pickles[0]} DIRECTORY`"
+            f"{source} has {pickles[0]}, but no *.safetensors, and pickles are not read: give a model with "
+            f"safetensors. `infoxlm import {pickles[0]} DIRECTORY` converts a local copy of an XLM-R, RoBERTa, BERT or "
+            "DistilBERT model"
         )
     raise InputError(f"{source} has no config.json with *.safetensors: give the output of pretrain")
 
