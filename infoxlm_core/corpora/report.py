@@ -87,7 +87,10 @@ def make_report(
             kept_rows[file_key.kind][language] += file_counts["kept"]
     if not (kept_rows["pairs"] or kept_rows["mono"]):
         reasons = _describe_reasons(totals["pairs"] + totals["mono"]) or "nothing was read"
-        raise CorpusTooSmall(f"no training text remains ({reasons}): check corpora and cleaning")
+        raise CorpusTooSmall(
+            f"no training text remains ({reasons}): check corpora and cleaning, or lower held_out_share and "
+            "labelled_share"
+        )
     if config.held_out_share and not kept_rows["held_out"]:
         raise CorpusTooSmall(
             f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs: raise it, "

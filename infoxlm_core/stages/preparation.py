@@ -90,7 +90,7 @@ def check_labels(config: PreparationConfig, corpus: Path) -> None:
         raise CorpusTooSmall(
             f"labelled_share ({config.labelled_share:g}) needs training messages from two corpora, but has them from "
             f"{len(labels)} ({', '.join(labels) or 'none'}). Messages must have {clean.LABELLED_CHARACTERS} or more "
-            "characters and be in one corpus only: set labelled_share to 0, or add a corpus of pairs"
+            "characters and be in one corpus only: set labelled_share to 0, lower it, or add a corpus of pairs"
         )
 
 

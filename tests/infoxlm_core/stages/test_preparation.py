@@ -361,6 +361,8 @@ def test_file_in_another_language_than_the_config_says_is_refused(tmp_path):
         ("Same text\tSame text\n", {}, r"none of its 1 rows can be used \(untranslated 1\)"),
         ("one column only\n" * 9, {}, r"corpus b: none of its 9 rows .* \(missing_column 9"),
         ("Open it\tÖffne es\n", {"held_out_share": 1e-6}, r"held_out_share \(1e-06\) holds out none of 145 pairs"),
+        ("Open it\tÖffne es\n", {"held_out_share": 1}, r"remains \(held_out_share 145\): .* lower held_out_share"),
+        ("Open it\tÖffne es\n", {"labelled_share": 1, "held_out_share": 0.9}, r"labelled \d+\): .* and labelled_share"),
     ],
 )
 def test_corpus_with_too_little_text_is_refused(tmp_path, content, fields, message):
