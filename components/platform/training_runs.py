@@ -117,7 +117,10 @@ def _refuse_or_warn_about_change(store: str, previous: StartedTraining, current:
     unfinished_run = f"{store}/runs/{previous['run']}"
     if previous["pipeline_run"] == current["pipeline_run"]:
         raise fingerprint.make_mismatch(unfinished_run, changes)
-    text = "%s is not continued, because this training differs: %s. To continue it anyway, set checkpoints.resume: %s"
+    text = (
+        "%s is not continued, because this training differs: %s. To continue it anyway, set "
+        "pretraining.checkpoints.resume: %s"
+    )
     logger.warning(text, unfinished_run, "; ".join(changes), previous["run"])
 
 

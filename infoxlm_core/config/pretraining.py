@@ -19,6 +19,8 @@ from infoxlm_core.config.base import (
 )
 from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, OptimizationConfig
 
+RunName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][\w.-]*)?$")]
+
 
 class ModelConfig(StageConfig):
     """Encoder size, or the model from which training starts."""
@@ -290,6 +292,15 @@ class ProbeConfig(StageConfig):
     """Number of held-out pairs per language pair."""
 
 
+class ResumableCheckpointsConfig(CheckpointsConfig):
+    """Interval between checkpoints, number of checkpoints to keep, and the run to resume."""
+
+    resume: RunName = ""
+    """Name of a pre-training run in the store's directory `runs`, such as `pretrained-3f2a…`. Training resumes from the
+    newest checkpoint of this run, even if data, tokenizer or settings have changed. Each difference is logged. If
+    empty, training does not resume a run whose inputs have changed."""
+
+
 class PretrainingConfig(StageConfig):
     """Pre-trains InfoXLM, or a system for comparison, on token shards."""
 
@@ -306,7 +317,7 @@ class PretrainingConfig(StageConfig):
     batches: BatchesConfig = BatchesConfig()
     optimization: OptimizationConfig = OptimizationConfig()
     guard: GuardConfig = GuardConfig()
-    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    checkpoints: ResumableCheckpointsConfig = ResumableCheckpointsConfig()
     probe: ProbeConfig = ProbeConfig()
     tokens: NonNegativeInt = 0
     """Number of tokens of the whole run, over all objectives and both encoders of XLCO, for comparing systems at equal

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from infoxlm_core.config.base import NonNegativeInt, Number, PositiveFloat, PositiveInt, StageConfig, Weight, Whole
 
 Beta = Annotated[Number, Field(ge=0, lt=1)]
-RunName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][\w.-]*)?$")]
 
 
 class OptimizationConfig(StageConfig):
@@ -70,15 +69,10 @@ class GuardConfig(StageConfig):
 
 
 class CheckpointsConfig(StageConfig):
-    """Interval between checkpoints, number of checkpoints to keep, and the run to resume."""
+    """Interval between checkpoints, and number of checkpoints to keep."""
 
     every: PositiveInt = 5_000
     """Number of optimizer steps between checkpoints."""
 
     keep: PositiveInt = 3
     """Number of newest checkpoints to keep on disk."""
-
-    resume: RunName = ""
-    """Name of a pre-training run in the store's directory `runs`, such as `pretrained-3f2a…`. Training resumes from the
-    newest checkpoint of this run, even if data, tokenizer or settings have changed. Each difference is logged. If
-    empty, training does not resume a run whose inputs have changed."""

@@ -64,7 +64,10 @@ def pretrain(
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
     saves_in_background = distributed.device().type == "cuda"  # on CPUs, writing would slow down the steps
     may_rewind = config.guard.rewinds > 0  # to an earlier checkpoint, if training diverges
-    opened_run = run_directory(run, fingerprint, config.checkpoints, track, remote, saves_in_background, may_rewind)
+    accept_changes = config.checkpoints.resume == run.name  # users accept changes by naming the run
+    opened_run = run_directory(
+        run, fingerprint, config.checkpoints, track, remote, saves_in_background, may_rewind, accept_changes
+    )
     with opened_run as (checkpoints, tracker):
         metrics = loop.train(
             learner, config.optimization, checkpoints, tracker, config.log_every, observe, config.guard

@@ -1,7 +1,8 @@
 """Compare a run with its checkpoints: data, tokenizer and settings must be equal; code and libraries may differ.
 
-A run with changed data or settings is not resumed, because its curve could not be reproduced, unless the config names
-the run in `checkpoints.resume`. Changed code and libraries are only logged, so that a bug fix does not end a run.
+A run with changed data or settings is not resumed, because its curve could not be reproduced. Only a pre-training may
+accept the changes, by naming the run in `checkpoints.resume`, because it may be too costly to repeat. Changed code
+and libraries are only logged, so that a bug fix does not end a run.
 """
 
 import logging
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from infoxlm_core import manifests, user_files
-from infoxlm_core.config import StageConfig
+from infoxlm_core.config import PretrainingConfig, StageConfig
 from infoxlm_core.errors import ConfigMismatch
 from infoxlm_core.languages import is_known
 from infoxlm_core.model.huggingface import directories
@@ -27,6 +28,7 @@ class Fingerprint:
 
     compared: dict[str, object] = field(default_factory=dict)  # stage version, decisive settings, input digests
     recorded: dict[str, object] = field(default_factory=dict)  # code, libraries, threads, workers, device type
+    is_of_pretraining: bool = True  # only the config of a pre-training can accept changes
 
     @classmethod
     def of(cls, config: StageConfig, version: int, inputs: Mapping[str, str]) -> Self:
@@ -40,7 +42,8 @@ class Fingerprint:
         from infoxlm_core.training import distributed  # imported here, because comparing fingerprints needs no torch
 
         compared = collect_decisive_values(config, version, inputs)
-        return cls(compared, recorded=manifests.describe_software() | distributed.describe())
+        recorded = manifests.describe_software() | distributed.describe()
+        return cls(compared, recorded, isinstance(config, PretrainingConfig))
 
     def meta(self) -> dict[str, Any]:
         """Return the fingerprint's fields in a checkpoint's meta.json."""
@@ -59,7 +62,7 @@ class Fingerprint:
         """
         decisive_changes = list_differences(meta["fingerprint"], self.compared)
         if decisive_changes and not accept_changes:
-            raise make_mismatch(run, decisive_changes)
+            raise make_mismatch(run, decisive_changes, self.is_of_pretraining)
         saved_software = meta.get("made_by", {})  # older checkpoints lack it
         changes = decisive_changes + list_differences(saved_software, self.recorded)
         if changes:
@@ -85,12 +88,14 @@ def list_differences(before: Mapping[str, object], after: Mapping[str, object]) 
     return phrases
 
 
-def make_mismatch(run: str, changes: list[str]) -> ConfigMismatch:
+def make_mismatch(run: str, changes: list[str], is_pretraining: bool = True) -> ConfigMismatch:
     """Create the error for a run whose data or settings have changed since the start."""
-    name = run.rstrip("/").rpartition("/")[2]  # `run` may be a path or a URI
+    remedy = "Change them back"
+    if is_pretraining:
+        name = run.rstrip("/").rpartition("/")[2]  # `run` may be a path or a URI
+        remedy += f", accept the changes with pretraining.checkpoints.resume: {name}"
     return ConfigMismatch(
-        f"{run} was started with other data or settings: {'; '.join(changes)}. Change them back, accept the changes "
-        f"with checkpoints.resume: {name}, or delete {run} to start over"
+        f"{run} was started with other data or settings: {'; '.join(changes)}. {remedy}, or delete {run} to start over"
     )
 
 

@@ -23,6 +23,7 @@ def run_directory(
     remote: RemoteCheckpoints | None = None,
     background: bool = False,
     may_rewind: bool = False,
+    accept_changes: bool = False,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
     """Open a run's checkpoints and tracker. Inside this context, the first worker holds the run's lock.
 
@@ -32,7 +33,6 @@ def run_directory(
         LeaseHeld: another process trains this run.
         DataCorrupt: the curves of the run are damaged.
     """
-    accept_changes = config.resume == directory.name  # users accept changes by naming the run
     checkpoints = Checkpoints(
         directory, fingerprint, config.every, config.keep, remote, accept_changes, background, may_rewind
     )

@@ -50,7 +50,8 @@ def test_unfinished_training_with_changed_data_is_refused_in_the_same_pipeline_r
 
     assert str(error.value) == (
         f"{store}/runs/{run} was started with other data or settings: shards was 'sha256:a', is 'sha256:b'. Change "
-        f"them back, accept the changes with checkpoints.resume: {run}, or delete {store}/runs/{run} to start over"
+        f"them back, accept the changes with pretraining.checkpoints.resume: {run}, or delete {store}/runs/{run} to "
+        "start over"
     )
     assert choose(store) == run
     assert choose(store, shards="sha256:b", checkpoints={"resume": run}) == run
@@ -76,7 +77,7 @@ def test_next_pipeline_run_with_other_settings_starts_a_training_and_warns(tmp_p
 
     assert caplog.messages == [
         f"{store}/runs/{run} is not continued, because this training differs: seed was 1, is 2. "
-        f"To continue it anyway, set checkpoints.resume: {run}"
+        f"To continue it anyway, set pretraining.checkpoints.resume: {run}"
     ]
 
 

@@ -1,6 +1,7 @@
 """What may change between two starts of a training, and what may not."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +17,7 @@ INPUTS = {"shards": "sha256:a", "tokenizer": "sha256:t"}
 
 def make_fingerprint(version: int = 1, inputs=INPUTS, recorded=None, **settings) -> Fingerprint:
     fingerprint = Fingerprint.of(tiny_config(**settings), version, inputs)
-    return Fingerprint(fingerprint.compared, fingerprint.recorded | (recorded or {}))
+    return replace(fingerprint, recorded=fingerprint.recorded | (recorded or {}))
 
 
 def test_changes_of_code_and_workers_are_logged_with_both_values(caplog):
@@ -42,7 +43,8 @@ def test_other_data_versions_and_settings_are_refused_with_both_values_and_the_r
 
     assert str(failure.value) == (
         f"store/runs/pretrained-3f was started with other data or settings: {differences}. Change them back, accept "
-        "the changes with checkpoints.resume: pretrained-3f, or delete store/runs/pretrained-3f to start over"
+        "the changes with pretraining.checkpoints.resume: pretrained-3f, or delete store/runs/pretrained-3f to start "
+        "over"
     )
 
 
