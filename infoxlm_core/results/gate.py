@@ -70,8 +70,7 @@ def _compare_outcomes(candidate: Contender, reference: Contender, gate: Mapping[
     reference_outcomes = reference.read_outcomes()
     if candidate_outcomes is None or reference_outcomes is None:
         name = candidate.name if candidate_outcomes is None else reference.name
-        advice = "evaluate and register again, or promote by hand"
-        return Verdict(False, f"candidate with {comparison}, {name} has no outcomes by question: {advice}")
+        return Verdict(False, f"candidate with {comparison}, {name} has no outcomes by question: promote by hand")
     figures: dict[str, dict[str, float]] = {}
     unproven_metrics = []
     for metric, least_gain in gate.items():

@@ -11,14 +11,14 @@ import logging
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.adapters.mlflow import connection, model_versions, promotion, signing
 from components.adapters.mlflow.errors import translate_errors
-from components.adapters.mlflow.model_versions import CANDIDATE, CHAMPION, GATE
+from components.adapters.mlflow.model_versions import AGAINST, CANDIDATE, CHAMPION, GATE
 from infoxlm_core import locks, manifests
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import directories
@@ -26,6 +26,7 @@ from infoxlm_core.results import evidence
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
     from mlflow.models import Model as MlflowModel
 
 logger = logging.getLogger(__name__)
@@ -68,8 +69,9 @@ class Registration:
 def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) -> Registration:
     """Register an encoder as a version of the model `name`, and apply the promotion gate to the version.
 
-    There is one version per digest. A repeated call has the same result, even after a crash at any point. But a version
-    that was refused is judged again if the gate has changed. The caller must hold `promotion.LOCK`.
+    There is one version per digest, and it keeps its first evaluation. A repeated call has the same result, even after
+    a crash at any point. But a version that was refused is judged again if the gate or the tag `AGAINST` has changed.
+    The caller must hold `promotion.LOCK`.
 
     Args:
         name: name of the registered model.
@@ -85,23 +87,40 @@ def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) ->
     _check_gate(encoder.metrics, gate)
     directories.check_encoder(encoder.directory)
     client = MlflowClient()
+    score_tags = {metric: repr(float(score)) for metric, score in encoder.metrics.items()}
+    tags = {**encoder.tags, **score_tags, "digest": encoder.digest}
+    against = promotion.read_against(tags)
     with translate_errors(f"registered model {name}"):
         if not model_versions.find_by_digest(client, name, encoder.digest):
             source = log_model(encoder.run_id, encoder.directory, encoder.evaluation)
-            score_tags = {metric: repr(float(score)) for metric, score in encoder.metrics.items()}
-            tags = {**encoder.tags, **score_tags, "digest": encoder.digest}
             model_id = source.removeprefix("models:/")
             model_versions.create_version(client, name, source, encoder.run_id, tags, model_id)
         version = model_versions.keep_oldest(client, name, encoder.digest)
         is_finished = GATE in version.tags  # the tag is set last
-        if is_finished and promotion.was_refused_by_other_gate(version, gate):
+        if is_finished and promotion.was_refused_by_other_gate(version, gate, against):
             # Judge the version again. Without the tag, the next call does so if this one is interrupted.
             client.delete_model_version_tag(name, version.version, GATE)
             is_finished = False
+        if promotion.was_refused(version) and _has_other_evaluation(version, tags, encoder.metrics):
+            logger.warning(
+                "%s keeps its first evaluation: to judge the model by the new one, delete the version in MLflow and "
+                "run again",
+                model_versions.make_uri(version),
+            )
         if not is_finished:
+            if promotion.read_against(version.tags) != against:
+                client.set_model_version_tag(name, version.version, AGAINST, against)
+                version = client.get_model_version(name, version.version)
             client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)
         return _read_registration(client, name, version.version)
+
+
+def _has_other_evaluation(version: "ModelVersion", tags: Mapping[str, str], metrics: Collection[str]) -> bool:
+    """Return whether a version was registered with another test set, or with another score in one of the metrics."""
+    # A changed gate may add a metric, so a missing score does not mean another evaluation.
+    known_tags = version.tags.keys() & tags.keys() & {"test_set", *metrics}
+    return any(version.tags[tag] != tags[tag] for tag in known_tags)
 
 
 def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None:

@@ -157,10 +157,26 @@ def promote(
     return verdict
 
 
-def was_refused_by_other_gate(version: "ModelVersion", gate: Mapping[str, float]) -> bool:
-    """Return whether the last decision on a version is a refusal by a gate with other metrics or limits."""
-    decision = _read_decision(version)
-    return decision.get("what") == REFUSED and decision.get("gate", gate) != dict(gate)
+def was_refused(version: "ModelVersion") -> bool:
+    """Return whether the last decision on a version is a refusal."""
+    return _read_decision(version).get("what") == REFUSED
+
+
+def was_refused_by_other_gate(version: "ModelVersion", gate: Mapping[str, float], against: str) -> bool:
+    """Return whether the last decision on a version is a refusal by another gate.
+
+    Args:
+        version: the version.
+        gate: mapping from metric name to required gain.
+        against: the model to compare with, as in `read_against`.
+    """
+    other_gate = _read_decision(version).get("gate", gate) != dict(gate)
+    return was_refused(version) and (other_gate or read_against(version.tags) != against)
+
+
+def read_against(tags: Mapping[str, str]) -> str:
+    """Return the model with which the gate first compares a version, by its tags: `champion` or `start`."""
+    return tags.get(AGAINST, "champion")
 
 
 def _make_champion(client: "MlflowClient", version: "ModelVersion", verdict: Verdict, champion: str | None) -> None:
@@ -188,7 +204,7 @@ def compare(
     if champion:
         current_champion = _make_contender(client, client.get_model_version(version.name, champion))
     start = None
-    if version.tags.get(AGAINST) == "start":
+    if read_against(version.tags) == "start":
         read_outcomes = functools.partial(model_versions.read_outcomes, client, version, of_start_model=True)
         # The evaluation of the candidate has also tested its start, on the same questions.
         start = Contender("its start", {"test_set": version.tags.get("test_set", "")}, read_outcomes)

@@ -54,7 +54,7 @@ def verify(model: Path, signature: Path, name: str) -> None:
     if not Path(key_path).is_file():
         raise InputError(f"{VERIFYING_KEY}={key_path}: no such file: give a public key (PEM)")
     if not signature.is_file():
-        raise SignatureInvalid(f"{name} is not signed: register it again with {SIGNING_KEY} set")
+        raise SignatureInvalid(f"{name} is not signed: delete it and register it again with {SIGNING_KEY} set")
     from model_signing import verifying
 
     try:

@@ -69,7 +69,7 @@ def test_negative_limit_tolerates_a_loss():
     [
         (make_contender("2", 300, test_set="two"), make_contender("1", 200), "on another test set, promote by hand"),
         (make_contender("2", 300, prefix="x"), make_contender("1", 200), f"on other questions of {METRIC}, promote by"),
-        (make_unmeasured("version 2"), make_contender("1", 200), "version 2 has no outcomes by"),
+        (make_unmeasured("version 2"), make_contender("1", 200), "version 2 has no outcomes by question: promote"),
         (make_contender("2", 240), make_contender("1", 200, place="best"), f"version 1 has no outcomes of {METRIC} by"),
         (make_contender("2", FEWEST_QUESTIONS - 1, questions=FEWEST_QUESTIONS - 1),
          make_contender("1", 0, questions=FEWEST_QUESTIONS - 1), f"fewer than {FEWEST_QUESTIONS}"),

@@ -159,6 +159,33 @@ def test_refused_version_is_judged_again_if_the_gate_of_its_run_has_changed(bett
     assert read_champion(better) == 2
 
 
+def test_refused_version_is_judged_again_if_it_need_not_be_better_than_its_start(store, tiny_encoders, monkeypatch):
+    from mlflow import MlflowClient
+
+    refused = register(store, tiny_encoders["first"], "sha256:1", 0.5, start_score=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_model_version_tag", Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):  # interrupted before the new demand is stored
+            register(store, tiny_encoders["first"], "sha256:1", 0.5)
+    judged_again = register(store, tiny_encoders["first"], "sha256:1", 0.5)
+
+    assert (refused.version, refused.champion) == (1, False)
+    assert (judged_again.version, judged_again.champion) == (1, True)
+    assert judged_again.reason.startswith("champion with retrieval/served 0.5: there was none before")
+
+
+def test_refused_version_keeps_its_evaluation_until_it_is_deleted(equal, store, tiny_encoders, caplog):
+    refused = register(store, tiny_encoders["second"], "sha256:2", 0.5)
+    assert "keeps its first evaluation" not in caplog.text
+
+    repeated = register(store, tiny_encoders["second"], "sha256:2", 0.6)
+
+    assert repeated == refused
+    assert "models:/tiny/2 keeps its first evaluation: to judge the model by the new one, delete" in caplog.text
+    equal.delete_model_version("tiny", "2")
+    assert register(store, tiny_encoders["second"], "sha256:2", 0.6).champion
+
+
 def test_interrupted_promotion_is_finished_by_the_next(better, store, monkeypatch):
     from mlflow import MlflowClient
 
