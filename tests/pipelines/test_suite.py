@@ -52,9 +52,9 @@ def test_suite_commands_of_the_documentation_name_tasks_of_the_suite():
     ("options", "message"),
     [
         (["--only", "tatoeba,xnil"], "no task 'xnil'. Choose from tatoeba, xnli"),
-        (["--set", "tasks.xnli.settings.batchsize=3"], "tasks.xnli.settings.classification.batchsize: unknown name"),
+        (["--set", "tasks.xnli.settings.batchsize=3"], "tasks.xnli.settings.batchsize: unknown name"),
         (["--model", "my model=/models/mine"], "models.my model"),
-        (["--model", "mine"], "write section.name=value"),
+        (["--model", "mine"], "--model 'mine' has no source. Write NAME=SOURCE"),
     ],
 )
 def test_invalid_suite_is_refused_before_anything_runs(tmp_path, options, message):
