@@ -18,20 +18,30 @@ UNCOVERED = (
 )  # fmt: skip
 GROUPS = {"14": COVERED, "22": UNCOVERED, "36": COVERED + UNCOVERED}
 
-# Three-letter codes in test sets, with the two-letter codes for comparisons and reports.
-_THREE_LETTER_CODES = """
-    ara:ar arb:ar bul:bg cmn:zh zho:zh deu:de ell:el fra:fr hin:hi rus:ru spa:es swh:sw swa:sw tha:th tur:tr urd:ur
-    vie:vi afr:af ben:bn est:et ekk:et eus:eu fin:fi heb:he hun:hu ind:id ita:it jav:jv jpn:ja kat:ka kaz:kk kor:ko
-    mal:ml mar:mr nld:nl pes:fa fas:fa por:pt tam:ta tel:te tgl:tl fil:tl eng:en
+# All languages of ISO 639-1, by the three-letter codes of ISO 639-3.
+_ISO_639 = """
+    aar:aa abk:ab ave:ae afr:af aka:ak amh:am arg:an ara:ar asm:as ava:av aym:ay aze:az bak:ba bel:be bul:bg bis:bi
+    bam:bm ben:bn bod:bo bre:br bos:bs cat:ca che:ce cha:ch cos:co cre:cr ces:cs chu:cu chv:cv cym:cy dan:da deu:de
+    div:dv dzo:dz ewe:ee ell:el eng:en epo:eo spa:es est:et eus:eu fas:fa ful:ff fin:fi fij:fj fao:fo fra:fr fry:fy
+    gle:ga gla:gd glg:gl grn:gn guj:gu glv:gv hau:ha heb:he hin:hi hmo:ho hrv:hr hat:ht hun:hu hye:hy her:hz ina:ia
+    ind:id ile:ie ibo:ig iii:ii ipk:ik ido:io isl:is ita:it iku:iu jpn:ja jav:jv kat:ka kon:kg kik:ki kua:kj kaz:kk
+    kal:kl khm:km kan:kn kor:ko kau:kr kas:ks kur:ku kom:kv cor:kw kir:ky lat:la ltz:lb lug:lg lim:li lin:ln lao:lo
+    lit:lt lub:lu lav:lv mlg:mg mah:mh mri:mi mkd:mk mal:ml mon:mn mar:mr msa:ms mlt:mt mya:my nau:na nob:nb nde:nd
+    nep:ne ndo:ng nld:nl nno:nn nor:no nbl:nr nav:nv nya:ny oci:oc oji:oj orm:om ori:or oss:os pan:pa pli:pi pol:pl
+    pus:ps por:pt que:qu roh:rm run:rn ron:ro rus:ru kin:rw san:sa srd:sc snd:sd sme:se sag:sg sin:si slk:sk slv:sl
+    smo:sm sna:sn som:so sqi:sq srp:sr ssw:ss sot:st sun:su swe:sv swa:sw tam:ta tel:te tgk:tg tha:th tir:ti tuk:tk
+    tgl:tl tsn:tn ton:to tur:tr tso:ts tat:tt twi:tw tah:ty uig:ug ukr:uk urd:ur uzb:uz ven:ve vie:vi vol:vo wln:wa
+    wol:wo xho:xh yid:yi yor:yo zha:za zho:zh zul:zu
 """
-_ISO_639_1 = """
-    aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo es
-    et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki
-    kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no
-    nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te
-    tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+# Test sets such as FLORES name an individual language where ISO 639-1 has one code for a group of languages, such as
+# Standard Arabic for Arabic. Filipino is a form of Tagalog.
+_MEMBERS_OF_GROUPS = """
+    als:sq arb:ar ayr:ay azj:az cmn:zh ekk:et fil:tl fuv:ff gaz:om khk:mn kmr:ku knc:kr lvs:lv npi:ne ory:or pbt:ps
+    pes:fa plt:mg quy:qu swh:sw uzn:uz ydd:yi zsm:ms
 """
-_TWO_LETTERS = dict(pair.split(":") for pair in _THREE_LETTER_CODES.split())
+_TWO_LETTERS = dict(pair.split(":") for pair in (_ISO_639 + _MEMBERS_OF_GROUPS).split())
+_WORDS = frozenset({"cor", "cos", "div", "fry", "her", "pan", "run", "sag", "sin", "sun", "tat", "ton", "vol"})
+"""Codes that are words in names of files more often than languages."""
 
 
 def two_letters(code: str) -> str:
@@ -43,7 +53,7 @@ def two_letters(code: str) -> str:
 def is_known(code: str) -> bool:
     """Return whether a word is a language code, such as `de`, `deu` or `deu_Latn`."""
     language, *script_or_region = re.split("[-_]", code)
-    if language in _ISO_639_1.split() or language in _TWO_LETTERS:
+    if language in _TWO_LETTERS.values() or (language in _TWO_LETTERS and language not in _WORDS):
         return True
     # Three other letters may be part of a file name, so they count as a language only with a script or region.
     return len(language) == 3 and bool(script_or_region)

@@ -35,10 +35,10 @@ VERSIONS = {
     "merged": 1,  # merge
     "classifier": FINETUNING,  # finetune
     "tuned": FINETUNING,  # measure, of a suite
-    "scores": 4,  # evaluate
+    "scores": 5,  # evaluate
     "translator": 2,  # translate
     "translations": 2,  # evaluate_translation
-    "points": 1,  # measure, of a suite
+    "points": 2,  # measure, of a suite
     "comparison": 4,  # compare
     "suite": 4,  # summarise
 }

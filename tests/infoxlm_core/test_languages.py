@@ -12,7 +12,15 @@ def test_every_spelling_of_a_language_has_the_same_two_letters(code):
     assert languages.is_known(code)
 
 
-@pytest.mark.parametrize("word", ["foo", "xx", "train", "dev"])
+@pytest.mark.parametrize(
+    ("code", "short_code"), [("ces_Latn", "cs"), ("pol", "pl"), ("npi_Deva", "ne"), ("kmr_Latn", "ku"), ("ceb", "ceb")]
+)
+def test_codes_of_test_sets_are_shortened_in_all_languages(code, short_code):
+    assert languages.two_letters(code) == short_code
+    assert languages.choose_codes(["eng_Latn", code], [short_code], "the set") == [code]
+
+
+@pytest.mark.parametrize("word", ["foo", "xx", "train", "dev", "run"])
 def test_word_that_looks_like_a_code_is_not_a_language(word):
     assert not languages.is_known(word)
 

@@ -62,8 +62,8 @@ GOLDEN = {  # kind of artifact -> its version, and the digest of the result on t
     "pretrained": (1, "sha256:1b83ccc3f91217ba6bfa5837936e11d7879c2df3175f225191197934b0d487b5"),
     "merged": (1, "sha256:e74314076cec8078d733575250a6655e04ad46d60e03a9706e915e51e997b0f1"),
     "classifier": (2, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
-    "scores": (4, "sha256:194657d8704eb8b334e0a239151c7f755cd0a9c8f02aa1e725b0e7ca3c7b6763"),
-    "points": (1, "sha256:d1867b052dc8e5f842924c09fdfefc98ac8e1dff93965f46b766aa526472fee6"),
+    "scores": (5, "sha256:194657d8704eb8b334e0a239151c7f755cd0a9c8f02aa1e725b0e7ca3c7b6763"),
+    "points": (2, "sha256:d1867b052dc8e5f842924c09fdfefc98ac8e1dff93965f46b766aa526472fee6"),
     "translator": (2, "sha256:93e700f3f25c2cc0416d682f298ba3b41d71d37b9954ad21ba27f2d92388b4a3"),
     "translations": (2, "sha256:8c205f513ae98def5e33baad221b0fdce16c9faa6c24d6cbd0d7b4d78274fe06"),
 }
