@@ -38,7 +38,7 @@ def finetune(
 
     from components.platform import artifact_files, artifacts, sources
     from components.platform.stage_run import stage_run
-    from infoxlm_core import manifests, tasks
+    from infoxlm_core import tasks
 
     with stage_run("finetune", store, trial) as step:
         settings = step.read(config)
@@ -64,7 +64,7 @@ def finetune(
         )
         step.publish(classifier, directory, metrics)
         # The start model is fine-tuned in the same pipeline run, so its curves and hours need a different name.
-        encoder_facts = manifests.load(artifacts.locate_unverified(encoder_location))["facts"]
+        encoder_facts = artifacts.read_manifest(encoder_location)["facts"]
         is_trained = encoder_facts["steps"] > 0
         step_name = "finetune" if is_trained else "finetune_of_start"
         step.run.log_curves(directory / "metrics.jsonl", prefix=f"{step_name}/")

@@ -97,8 +97,13 @@ def _list_digests(directory: Path) -> dict[str, str]:
     return digests
 
 
-def download(uri: str, directory: Path) -> None:
+def download(uri: str, directory: Path, should_download: Callable[[Path], bool] = lambda _: True) -> None:
     """Download the files that an artifact's manifest lists, and the manifests of nested artifacts.
+
+    Args:
+        uri: URI of the artifact.
+        directory: local directory of the copy. An earlier copy is replaced.
+        should_download: predicate for the files to download, which must include the manifest.
 
     Raises:
         InputError: the artifact does not exist, or its manifest lists a path outside the artifact.
@@ -116,10 +121,12 @@ def download(uri: str, directory: Path) -> None:
         local_paths = _choose_local_paths(remote_manifest, partial, uri)
         for stored_file in store.entries():
             path = local_paths.get(stored_file.name)
-            if path:  # other files are leftovers or were added by somebody else
+            # Files that the manifest does not list are leftovers or were added by somebody else.
+            if path and should_download(Path(stored_file.name)):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 store.download(stored_file.name, path)
-        manifests.load_verified(partial, remote_manifest["kind"], producer="the stage that builds it")
+        kind, producer = remote_manifest["kind"], "the stage that builds it"
+        manifests.load_verified(partial, kind, producer, should_read=should_download)
         shutil.rmtree(directory, ignore_errors=True)  # an earlier copy may be damaged or incomplete
         manifests.move_into_place(partial, directory, marker=manifests.NAME)
     logger.info("fetched %s", uri)

@@ -16,7 +16,8 @@ artifact once, under a digest of everything that determines its content (`comput
 
 STORE is a directory, or `s3://bucket/prefix` (see `adapters/storage.py`). Each machine has a local copy of a remote
 store in its cache, with the same layout. Artifacts are built in the local copy before their upload, and downloaded to
-the local copy when needed. INFOXLM_CACHE names the cache; the default is ~/.cache/infoxlm.
+the local copy when needed. INFOXLM_CACHE names the cache; the default is ~/.cache/infoxlm. Each local copy has a
+directory `summaries`, with the same layout and only the small files of artifacts (`fetch_summary`).
 """
 
 import contextlib
@@ -46,7 +47,8 @@ MAX_UPLOAD_SECONDS = 6 * 3600.0
 MAX_BUILD_SECONDS = 14 * 86_400.0
 """Longest time to wait while another machine builds the same artifact. A training run may take weeks."""
 _NOT_IN_STORE = "is no longer in the store: run again without Kubeflow's cache (--no-cache)"
-_URI_FILE = "COPY_OF"  # file with the remote store's URI, in the local copy
+_URI_FILE = "COPY_OF"  # file with the remote store's URI, in the local copy and in its directory `summaries`
+_SUMMARY_FILES = (manifests.NAME, "report.json", "metrics.jsonl")  # what a step reads of the artifact that it publishes
 
 
 # ---------------------------------------------------------------- the store
@@ -60,7 +62,11 @@ def local_directory(store: str) -> Path:
     _, _, bucket_and_prefix = store.partition("://")
     readable_name = re.sub(r"[^\w.-]+", "-", bucket_and_prefix)  # may be the same for two stores, unlike the digest
     digest = manifests.digest(store).removeprefix("sha256:")[:8]
-    root = cache() / "stores" / f"{readable_name}-{digest}"
+    return _make_copy_root(cache() / "stores" / f"{readable_name}-{digest}", store)
+
+
+def _make_copy_root(root: Path, store: str) -> Path:
+    """Create and return a directory for copies of artifacts, with the file that tells `find_uri` the remote store."""
     root.mkdir(parents=True, exist_ok=True)
     uri_file = root / _URI_FILE  # `find_uri` reads it, so replace it if it was changed
     if not uri_file.is_file() or uri_file.read_bytes() != store.encode():
@@ -122,6 +128,30 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
         if not _is_intact(path, kind, manifest["digest"]):
             artifact_files.download(uri, path)  # verifies every file
             artifact_files.record_verified(path, artifact_files.compute_state(path))
+    return path
+
+
+def fetch_summary(store: str, kind: str, name: str) -> Path | None:
+    """Return a local directory with the small files of the artifact `kind/name`, or None if it does not exist yet.
+
+    The small files are the manifests, the report of a corpus and the curves of a training run. The other files of a
+    remote artifact, such as token shards, are not downloaded, because the pod of a step may have no space for them.
+
+    Raises:
+        DataCorrupt: a file differs from the manifest.
+    """
+    if not storage.is_remote(store):
+        return lookup(store, kind, name)
+    uri = f"{store}/{kind}/{name}"
+    manifest = artifact_files.read_manifest(uri)
+    if manifest is None:
+        return None
+    root = _make_copy_root(local_directory(store) / "summaries", store)
+    path = manifests.join_inside(root, f"{kind}/{name}")
+    with _hold_lock(path.parent / f".{name}.fetching"):
+        # Keep a current copy, because another process may be reading it.
+        if not (path / manifests.NAME).is_file() or manifests.load(path) != manifest:
+            artifact_files.download(uri, path, lambda file: file.name in _SUMMARY_FILES)
     return path
 
 
@@ -283,7 +313,7 @@ def locate(location: str) -> Path:
         InputError: the artifact does not exist, or the location is malformed or leads out of the store.
         DataCorrupt: a file differs from the manifest.
     """
-    path = locate_unverified(location)
+    path = _locate_unverified(location)
     if not (path / manifests.NAME).is_file():  # a directory inside the artifact that is not an artifact itself
         return path
     try:
@@ -293,14 +323,14 @@ def locate(location: str) -> Path:
             raise
         marker = artifact_files.find_marker(_split_location(location).local_copy)
         marker.unlink(missing_ok=True)  # so that the next line hashes all files
-        return locate_unverified(location)
+        return _locate_unverified(location)
     return path
 
 
-def locate_unverified(location: str) -> Path:
+def _locate_unverified(location: str) -> Path:
     """Return the same path as `locate`, but hash only artifacts that were touched since their last verification.
 
-    This is sufficient, and much faster, for reading only the manifest. In a store on this machine, nothing is checked.
+    In a store on this machine, nothing is checked.
 
     Raises:
         InputError: a remote store has no such artifact, or the location is malformed or leads out of the store.
@@ -314,6 +344,19 @@ def locate_unverified(location: str) -> Path:
     if artifact is None:
         raise InputError(f"{location} {_NOT_IN_STORE}")
     return manifests.join_inside(artifact, inner_path) if inner_path else artifact
+
+
+def read_manifest(location: str) -> dict[str, Any]:
+    """Return the manifest at the location of an artifact or a nested artifact, without downloading other files.
+
+    Raises:
+        InputError: the artifact does not exist.
+        DataCorrupt: the manifest is malformed.
+    """
+    manifest = artifact_files.read_manifest(location)
+    if manifest is None:
+        raise InputError(f"{location} {_NOT_IN_STORE}")
+    return manifest
 
 
 def _split_location(location: str) -> _ArtifactLocation:
@@ -349,9 +392,7 @@ def open_shards(location: str) -> ShardsLocation:
     local_copy = _split_location(location).local_copy
     if (local_copy / manifests.NAME).is_file():  # complete, because the manifest is written last
         return ShardsLocation(locate(location), source=None)
-    manifest = artifact_files.read_manifest(location)
-    if manifest is None:
-        raise InputError(f"{location} {_NOT_IN_STORE}")
+    manifest = read_manifest(location)
     directory = streaming_directory(local_copy)
     source = storage.open(location)
     token_directories = manifest["facts"]["tables"]  # the keys are the directories of the tokens

@@ -46,7 +46,7 @@ def read_model(name: str, encoder: Any, classifier: Any) -> EvaluatedModel:
 def read_start(encoder: Any, classifier: Any) -> EvaluatedModel:
     """Return the model before its training, named after its origin: a public model or random weights."""
     location, _ = artifacts.read_pointer(encoder)
-    inputs = manifests.load(artifacts.locate_unverified(location))["inputs"]
+    inputs = artifacts.read_manifest(location)["inputs"]
     name = evidence.PUBLIC_START if "model.start" in inputs else evidence.UNTRAINED
     return read_model(name, encoder, classifier)
 

@@ -65,7 +65,9 @@ class Launcher(Protocol):
 
 
 def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
-    """Return the local directory of an artifact. Let a launcher build the artifact if it does not exist yet.
+    """Return a local directory with an artifact's small files. Let a launcher build the artifact if it does not exist.
+
+    The directory is that of `artifacts.fetch_summary`, because this step does not read the other files.
 
     Args:
         spec: description of the artifact.
@@ -77,7 +79,7 @@ def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment
         ConfigError: a training run needs GPUs, but the step's pod has no GPUs and `cluster` is {}.
         InfoXLMError: any error of a `Launcher`.
     """
-    existing = artifacts.lookup(spec.store, spec.kind, spec.name)
+    existing = artifacts.fetch_summary(spec.store, spec.kind, spec.name)
     if existing:
         logger.info("reusing %s/%s/%s, which was built from the same inputs", spec.store, spec.kind, spec.name)
         return existing
@@ -92,7 +94,7 @@ def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment
         LAUNCHERS["kuberay"](spec, cluster, step_environment)
     else:
         run_locally(spec)
-    artifact = artifacts.lookup(spec.store, spec.kind, spec.name)
+    artifact = artifacts.fetch_summary(spec.store, spec.kind, spec.name)
     if not artifact:
         raise RuntimeError(f"the launcher succeeded, but {spec.store} has no {spec.kind}/{spec.name}")
     return artifact

@@ -49,7 +49,9 @@ class StageRun:
         checkpoint_directory: str = "",
         send_curves: bool = False,
     ) -> Path:
-        """Return the local directory of the artifact `kind/key`. Let a launcher build the artifact if needed.
+        """Return a local directory with the small files of the artifact `kind/key`, as `artifacts.fetch_summary` does.
+
+        Let a launcher build the artifact if needed.
 
         Args:
             kind: artifact kind.

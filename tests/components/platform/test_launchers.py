@@ -4,13 +4,15 @@ import functools
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from components.adapters import storage
 from components.adapters.kuberay import job
-from components.platform import artifacts, launchers
+from components.platform import artifact_files, artifacts, launchers
 from components.platform.builds import BuildSpec
+from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.training import tracker
 from tests.toys.pretraining import tiny_config
@@ -81,6 +83,48 @@ def test_run_that_is_resumed_with_other_settings_does_not_follow_the_job_with_th
 
     first, repeated, resumed = names
     assert first == repeated != resumed
+
+
+def test_step_downloads_only_the_small_files_of_the_artifact_that_a_job_built(spec, bucket, tmp_path, monkeypatch):
+    spec = replace(spec, store="s3://models/store")
+    step_cache, job_cache = tmp_path / "step", tmp_path / "job"
+
+    def build(output: Path) -> dict[str, int]:
+        (output / "encoder").mkdir()
+        (output / "encoder" / "model.safetensors").write_text("gigabytes of weights")
+        (output / "encoder" / tracker.METRICS).write_text("{}")
+        manifests.write(output / "encoder", "encoder")
+        return {"steps": 8}
+
+    def launch(spec: BuildSpec, *_) -> None:
+        monkeypatch.setenv("INFOXLM_CACHE", str(job_cache))
+        artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
+        monkeypatch.setenv("INFOXLM_CACHE", str(step_cache))
+
+    monkeypatch.setitem(launchers.LAUNCHERS, "kuberay", launch)
+    monkeypatch.setenv("INFOXLM_CACHE", str(step_cache))
+    for _ in ("build", "reuse"):
+        directory = launchers.run(spec, {"image": "i"})
+
+        assert manifests.load(directory)["facts"] == {"steps": 8}
+        assert artifacts.find_uri(directory / "encoder") == "s3://models/store/pretrained/abc/encoder"
+        assert {path.name for path in (directory / "encoder").iterdir()} == {manifests.NAME, tracker.METRICS}
+        assert not list(step_cache.rglob("*.safetensors"))
+
+    built = artifacts.get_or_build(spec.store, spec.kind, spec.name, build)  # needs all files
+    assert (built / "encoder" / "model.safetensors").is_file()
+
+
+def test_summary_follows_an_artifact_that_was_built_again(bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "step"))
+    store, name = "s3://models/store", "abc"
+    for lines in (3, 4):
+        artifact = tmp_path / f"corpus with {lines} lines"
+        artifact.mkdir()
+        manifests.write(artifact, "corpus", {"lines": lines})
+        artifact_files.upload(artifact, f"{store}/corpus/{name}", replace=True)
+
+        assert manifests.load(artifacts.fetch_summary(store, "corpus", name))["facts"] == {"lines": lines}
 
 
 def test_step_without_gpus_and_cluster_does_not_train(spec, monkeypatch):
