@@ -160,21 +160,18 @@ def on_first(action: Callable[[], T]) -> T | None:
 
     If the action fails with an InfoXLMError, or an error known to `translate_error`, all workers raise the error.
     """
-    if world_size() > 1:
-        _get_cpu_group(dist.group.WORLD)  # created now, because all workers must take part, and the first will be busy
-    result: T | None = None
-    failure: InfoXLMError | None = None
-    if rank() == 0:
+    with sharing_errors():
+        if rank() != 0:
+            return None
         try:
-            result = action()
+            return action()
+        except InfoXLMError:
+            raise
         except Exception as error:
-            failure = error if isinstance(error, InfoXLMError) else user_files.translate_error(error)
-            if failure is None:
+            known_error = user_files.translate_error(error)
+            if known_error is None:
                 raise  # a bug: the launcher stops the other workers when this worker dies
-    failure = from_first(failure)
-    if failure is not None:
-        raise failure
-    return result
+            raise known_error from error
 
 
 @contextlib.contextmanager
@@ -187,6 +184,7 @@ def sharing_errors() -> Iterator[None]:
     if world_size() == 1:
         yield
         return
+    _get_cpu_group(dist.group.WORLD)  # created now, because all workers must take part, and one may be busy for long
     local_failure: InfoXLMError | None = None
     try:
         yield
