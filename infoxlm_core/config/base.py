@@ -6,6 +6,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from infoxlm_core import languages
@@ -117,6 +118,14 @@ class StageConfig(BaseModel):
 
     added_later: ClassVar[tuple[str, ...]] = ()
     """Fields that are newer than some stored artifacts. Artifact keys omit them at their default values."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Describe each field as in the parent class if the class only gives the field another default."""
+        parent_fields: Mapping[str, FieldInfo] = getattr(cls.__base__, "model_fields", {})
+        for name, field in cls.model_fields.items():
+            if field.description is None and name in parent_fields:
+                field.description = parent_fields[name].description
 
     def result_fields(self) -> dict[str, Any]:
         """Return the fields that affect the result: all except those for saving, logging and probing.

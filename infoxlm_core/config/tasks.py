@@ -66,16 +66,12 @@ class TuningConfig(OptimizationConfig):
     """Number of optimizer steps, including the warm-up. It is ignored if `epochs` is set."""
 
     learning_rate: PositiveFloat = 7e-6
-    """Peak learning rate, reached after `warmup_steps` steps."""
 
     warmup_steps: NonNegativeInt = 1_000
     """Number of optimizer steps of the linear warm-up. It is ignored if `epochs` is set."""
 
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decay rates of Adam's first and second moment."""
-
     epsilon: PositiveFloat = 1e-8
-    """Small constant in the denominator of Adam's update."""
 
     weight_decay: Weight = 0.0
     """Decoupled weight decay per step, as a multiple of the learning rate. With 0, the embeddings of tokens outside the
@@ -86,7 +82,6 @@ class TuningCheckpointsConfig(CheckpointsConfig):
     """Checkpoints with a shorter interval, because fine-tuning takes fewer steps than pre-training."""
 
     every: PositiveInt = 1_000
-    """Number of optimizer steps between checkpoints."""
 
 
 class RecipeConfig(StageConfig):

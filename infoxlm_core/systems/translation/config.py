@@ -38,24 +38,11 @@ class TranslatorOptimizationConfig(OptimizationConfig):
     """AdamW with the defaults of XLM's translators: a decay with the inverse square root, and no weight decay."""
 
     steps: PositiveInt = 500_000
-    """Number of optimizer steps of the whole run, warm-up included."""
-
     learning_rate: PositiveFloat = 1e-4
-    """Peak learning rate, reached after `warmup_steps` steps."""
-
     warmup_steps: NonNegativeInt = 4_000
-    """Number of optimizer steps of the linear warm-up. It must be below `steps`."""
-
     schedule: Literal["linear", "inverse_sqrt"] = "inverse_sqrt"
-    """How the learning rate decays after the warm-up. linear: linearly to 0 at the last step · inverse_sqrt:
-    learning_rate * sqrt(warmup_steps / step), with a warm-up that starts at 1e-7 (as in XLM)."""
-
     weight_decay: Weight = 0.0
-    """Decoupled weight decay (AdamW) per step, as a multiple of the learning rate; `decay` selects the parameters."""
-
     clip_norm: PositiveFloat = 5.0
-    """Largest global L2 norm of the gradients, after their division by the number of targets. Larger gradients are
-    scaled down to this norm."""
 
 
 class TranslationConfig(StageConfig):
