@@ -70,7 +70,8 @@ class S3Store:
         Args:
             client: S3 client.
             request: arguments of `get_object`, except the bucket.
-            attempts: number of attempts if a response breaks off, because botocore retries only failed requests.
+            attempts: number of requests before a response that breaks off is an error. botocore repeats a request that
+                fails, but not one whose response breaks off.
             max_size: largest size in bytes. Another program's file at this address must not fill the memory.
 
         Raises:

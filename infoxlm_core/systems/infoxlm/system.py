@@ -101,7 +101,7 @@ def _check_tokenizer(start: Path, size: EncoderSize, shards: Shards) -> None:
         TokenizerMismatch: the shards' vocabulary is larger than the model's, or their tokenizer files differ.
         ConfigError: the model's first position does not follow the tokenizer's padding id.
     """
-    # Only fewer rows are an error: multilingual-e5-small has more embedding rows than its tokenizer has ids.
+    # A model may have more embeddings than its tokenizer has ids, as multilingual-e5-small does.
     if size.vocabulary < shards.vocabulary_size:
         raise TokenizerMismatch(
             f"{start} has {size.vocabulary} embeddings, but {shards.directory} has {shards.vocabulary_size} ids: "

@@ -148,8 +148,10 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
         raise InputError(f"{', '.join(paths)}: no file has questions in the language of its paragraphs ({split}).")
     # The score across languages is a mean over the languages that also have a file of their own.
     if mixed and not any(context != question and languages & {context, question} for context, question in path_by_pair):
-        own = ", ".join(sorted(languages))
-        raise InputError(f"{', '.join(paths)}: no file has {own} and a second language. Set mixed to false ({split}).")
+        codes = ", ".join(sorted(languages))
+        raise InputError(
+            f"{', '.join(paths)}: no file has {codes} and a second language. Set mixed to false ({split})."
+        )
     return path_by_pair
 
 
